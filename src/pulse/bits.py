@@ -1,0 +1,188 @@
+"""Tensors as bits: the only place that knows widths, dtype codes and the order of bit patterns.
+
+Everything on the wire side moves unsigned integers, never floats: NaN equals itself, -0.0 differs from 0.0, and every dtype that
+safetensors knows works, because nothing here depends on what the bits mean. The one exception, `to_key`, is a bijection on all
+patterns, so that it cannot lose anything either.
+
+A *unit* is what a position counts: one element of 1, 2, 4 or 8 bytes. Packed types (F4, F6) are counted in bytes.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pulse.errors import FormatError, WeightsMismatch
+
+
+UNSIGNED = {1: np.dtype("<u1"), 2: np.dtype("<u2"), 4: np.dtype("<u4"), 8: np.dtype("<u8")}
+
+
+@dataclass(frozen=True, slots=True)
+class DType:
+    """One dtype: `bits` per element, the `width` of a unit in bytes, and whether patterns are ordered as floats are."""
+
+    name: str
+    bits: int
+    width: int
+    is_float: bool
+
+    @property
+    def unsigned(self) -> np.dtype[Any]:
+        """The little-endian unsigned numpy dtype of a unit."""
+        return UNSIGNED[self.width]
+
+
+def _dtypes() -> dict[str, DType]:
+    floats = {"F64": 64, "F32": 32, "F16": 16, "BF16": 16}
+    floats |= dict.fromkeys(("F8_E4M3", "F8_E5M2", "F8_E4M3FNUZ", "F8_E5M2FNUZ"), 8)
+    plain = {"BOOL": 8, "I8": 8, "U8": 8, "F8_E8M0": 8, "I16": 16, "U16": 16, "I32": 32, "U32": 32, "I64": 64, "U64": 64, "C64": 64}
+    packed = {"F4": 4, "F6_E2M3": 6, "F6_E3M2": 6}
+    return (
+        {name: DType(name, bits, bits // 8, is_float=True) for name, bits in floats.items()}
+        | {name: DType(name, bits, bits // 8, is_float=False) for name, bits in plain.items()}
+        | {name: DType(name, bits, 1, is_float=False) for name, bits in packed.items()}
+    )
+
+
+DTYPES: Mapping[str, DType] = MappingProxyType(_dtypes())
+
+
+def dtype_of(name: str) -> DType:
+    """The dtype with that safetensors code; `FormatError` if there is none."""
+    if name not in DTYPES:
+        raise FormatError(f"unknown dtype {name!r}; known are {', '.join(DTYPES)}")
+    return DTYPES[name]
+
+
+@dataclass(frozen=True, slots=True)
+class Spec:
+    """What a tensor is, without its bits."""
+
+    dtype: str
+    shape: tuple[int, ...]
+
+    @property
+    def nbytes(self) -> int:
+        """Size of the bits in bytes. `FormatError` for a packed tensor that does not fill its last byte."""
+        bits = math.prod(self.shape) * dtype_of(self.dtype).bits
+        if bits % 8:
+            raise FormatError(f"{self}: {bits} bits do not fill whole bytes")
+        return bits // 8
+
+    @property
+    def units(self) -> int:
+        """How many positions there are."""
+        return self.nbytes // dtype_of(self.dtype).width
+
+    def __str__(self) -> str:
+        return f"{self.dtype}[{', '.join(map(str, self.shape))}]"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class TensorBits:
+    """A tensor as bits: dtype code, shape, and the units in row-major order.
+
+    flat: (units,) unsigned integers of the dtype's width; treat as read only.
+    """
+
+    dtype: str
+    shape: tuple[int, ...]
+    flat: NDArray[Any]
+
+    def __post_init__(self) -> None:
+        spec = self.spec
+        if self.flat.dtype != dtype_of(self.dtype).unsigned or self.flat.shape != (spec.units,):
+            raise FormatError(f"{spec} needs {spec.units} units of {dtype_of(self.dtype).unsigned}, not {self.flat.shape} {self.flat.dtype}")
+
+    @property
+    def spec(self) -> Spec:
+        """The dtype and shape."""
+        return Spec(self.dtype, self.shape)
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, TensorBits):
+            return NotImplemented
+        return self.spec == other.spec and np.array_equal(self.flat, other.flat)
+
+    def copy(self) -> TensorBits:
+        """A copy whose units nobody else holds."""
+        return TensorBits(self.dtype, self.shape, self.flat.copy())
+
+
+_NUMPY_CODES = {
+    "float64": "F64", "float32": "F32", "float16": "F16", "bool": "BOOL", "complex64": "C64",
+    "int8": "I8", "uint8": "U8", "int16": "I16", "uint16": "U16", "int32": "I32", "uint32": "U32", "int64": "I64", "uint64": "U64",
+    "bfloat16": "BF16", "float8_e4m3fn": "F8_E4M3", "float8_e5m2": "F8_E5M2",
+    "float8_e4m3fnuz": "F8_E4M3FNUZ", "float8_e5m2fnuz": "F8_E5M2FNUZ", "float8_e8m0fnu": "F8_E8M0",
+}  # fmt: skip
+
+
+def from_array(array: NDArray[Any]) -> TensorBits:
+    """The bits of a numpy array (the ml_dtypes extension types included), copied only if it is not contiguous."""
+    code = _NUMPY_CODES.get(array.dtype.name)
+    if code is None:
+        raise WeightsMismatch(f"no safetensors dtype for numpy {array.dtype}")
+    little = array.astype(array.dtype.newbyteorder("<"), copy=False)
+    flat = np.ascontiguousarray(little).reshape(-1).view(dtype_of(code).unsigned)
+    return TensorBits(code, tuple(array.shape), flat)
+
+
+def as_bits(tensor: object) -> TensorBits:
+    """The bits of a `TensorBits`, numpy array or torch tensor. Shares memory where it can."""
+    if isinstance(tensor, TensorBits):
+        return tensor
+    if isinstance(tensor, np.ndarray):
+        return from_array(tensor)
+    torch = sys.modules.get("torch")  # a tensor can only be here if torch is
+    if torch is not None and isinstance(tensor, torch.Tensor):
+        from pulse.torch.tensors import tensor_bits  # noqa: PLC0415  the wire world never loads torch by itself
+
+        return tensor_bits(tensor)
+    raise WeightsMismatch(f"a tensor, numpy array or TensorBits is wanted, not {type(tensor).__name__}")
+
+
+def bits_like(bits: TensorBits, like: object) -> Any:  # noqa: ANN401  as many kinds come out as go in
+    """`bits` as the kind of thing that `like` is: `TensorBits`, numpy array or torch tensor."""
+    if isinstance(like, np.ndarray):
+        names = {code: name for name, code in _NUMPY_CODES.items()}
+        native = like.dtype if _NUMPY_CODES.get(like.dtype.name) == bits.dtype else np.dtype(names[bits.dtype])
+        return bits.flat.view(native.newbyteorder("<")).reshape(bits.shape)
+    if isinstance(like, TensorBits):
+        return bits
+    from pulse.torch.tensors import bits_tensor  # noqa: PLC0415
+
+    return bits_tensor(bits)
+
+
+def to_key(units: NDArray[Any], dtype: DType) -> NDArray[Any]:
+    """Bit patterns (any shape, unsigned) mapped so that neighbouring values of the dtype get neighbouring numbers.
+
+    For a float of w bits, the pattern read as a signed integer s goes to s XOR ((s >> (w-1)) AND (2^(w-1) - 1)): a bijection on all
+    patterns, its own inverse, monotone on finite values (+0 -> 0, -0 -> -1). Other dtypes map to themselves.
+    """
+    if not dtype.is_float:
+        return units
+    signed = units.view(f"<i{dtype.width}")
+    low = signed.dtype.type((1 << (8 * dtype.width - 1)) - 1)
+    return (signed ^ ((signed >> (8 * dtype.width - 1)) & low)).view(dtype.unsigned)
+
+
+from_key = to_key  # its own inverse
+
+
+def steps_between(old: NDArray[Any], new: NDArray[Any], dtype: DType) -> NDArray[Any]:
+    """How many representable numbers lie from `old` to `new`, modulo 2^w, as unsigned units of the same width."""
+    return to_key(new, dtype) - to_key(old, dtype)
+
+
+def advance(old: NDArray[Any], steps: NDArray[Any], dtype: DType) -> NDArray[Any]:
+    """The inverse of `steps_between`: the bits that lie `steps` away from `old`."""
+    return from_key(to_key(old, dtype) + steps, dtype)

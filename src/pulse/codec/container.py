@@ -1,0 +1,85 @@
+"""The bytes around a patch: magic, version, header, sections, trailer. Specified in docs/format.md.
+
+    magic 8 | version u16 | flags u16 | stored header size u32 | raw header size u32 | header | sections ... | SHA-256 of all before
+
+The header is canonical JSON (sorted keys, no spaces, ASCII), stored as a section; its key "sections" lists the stored sizes of the
+sections that follow, back to back. The reader rejects whatever it does not know.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import struct
+from collections.abc import Mapping, Sequence
+from itertools import accumulate
+from typing import Any
+
+from pulse.codec.sections import pack, unpack
+from pulse.errors import DigestMismatch, FormatError, UnsupportedFormat
+
+MAGIC = b"\x89PULSE\r\n"  # as in PNG: a byte that is not ASCII, and a line end that careless transfers would change
+VERSION = 0
+_PREFIX = struct.Struct("<8sHHII")
+_TRAILER = 32
+_MAX_HEADER = 1 << 28  # 256 MiB: two million tensors with long names
+
+
+def canonical_json(value: Any) -> bytes:  # noqa: ANN401  JSON
+    """The one JSON text for `value`: sorted keys, no spaces, ASCII, finite numbers."""
+    return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=True, allow_nan=False).encode()
+
+
+def parse_json(data: bytes, what: str) -> dict[str, Any]:
+    """The object in these bytes; `FormatError` unless they are canonical JSON for one."""
+    try:
+        value = json.loads(data)
+        same = canonical_json(value) == data
+    except (ValueError, RecursionError) as error:
+        raise FormatError(f"{what}: not JSON: {error}") from error
+    if not isinstance(value, dict) or not same:
+        raise FormatError(f"{what}: not a canonical JSON object")
+    return value
+
+
+def write(header: Mapping[str, Any], sections: Sequence[bytes]) -> bytes:
+    """One container."""
+    raw = canonical_json({**header, "sections": [len(section) for section in sections]})
+    stored = pack(raw)
+    body = b"".join([_PREFIX.pack(MAGIC, VERSION, 0, len(stored), len(raw)), stored, *sections])
+    return body + hashlib.sha256(body).digest()
+
+
+def read_header(data: bytes | memoryview) -> tuple[dict[str, Any], int]:
+    """The header and the offset of the first section. `data` need only reach that far."""
+    if len(data) < _PREFIX.size:
+        raise FormatError(f"not a patch: {len(data)} bytes, a header needs {_PREFIX.size}")
+    magic, version, flags, stored, raw = _PREFIX.unpack_from(data)
+    if magic != MAGIC:
+        raise FormatError(f"not a patch: it starts with {bytes(magic)!r}, not {MAGIC!r}")
+    if version != VERSION or flags != 0:
+        raise UnsupportedFormat(f"patch format version {version}, flags {flags:#x}; this reader knows version {VERSION} without flags")
+    end = _PREFIX.size + stored
+    if raw > _MAX_HEADER or end > len(data):
+        raise FormatError(f"the header claims {stored} bytes ({raw} unpacked), but only {len(data) - _PREFIX.size} follow")
+    return parse_json(unpack(memoryview(data)[_PREFIX.size : end], raw, "patch header"), "patch header"), end
+
+
+def read(data: bytes | memoryview) -> tuple[dict[str, Any], list[memoryview]]:
+    """The header and the stored sections of one whole container, its trailer digest checked first."""
+    view = memoryview(data)
+    if len(view) < _PREFIX.size + _TRAILER or bytes(view[:8]) != MAGIC:
+        read_header(view)  # says what is wrong
+        raise FormatError(f"a patch of {len(view)} bytes is truncated")
+    found = hashlib.sha256(view[:-_TRAILER]).hexdigest()
+    expected = bytes(view[-_TRAILER:]).hex()
+    header, start = read_header(view)
+    if found != expected:
+        raise DigestMismatch(f"patch: its trailer says SHA-256 {expected}, its bytes have {found}: truncated or altered")
+    sizes = header.pop("sections", None)
+    if not isinstance(sizes, list) or not all(type(size) is int and size >= 0 for size in sizes):
+        raise FormatError("patch header: 'sections' is not a list of sizes")
+    if start + sum(sizes) != len(view) - _TRAILER:
+        raise FormatError(f"patch header: sections of {sum(sizes)} bytes, but {len(view) - _TRAILER - start} are there")
+    ends = [start, *accumulate(sizes, initial=start)][1:]
+    return header, [view[lo:hi] for lo, hi in zip(ends, ends[1:], strict=False)]

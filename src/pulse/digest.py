@@ -1,0 +1,145 @@
+"""The state digest: 128 bits over a whole set of weights, updated in O(changed), and SHA-256 over objects.
+
+Per tensor, two 64-bit lanes sum a mixer over all positions p (counted in units) with bits v, zero-extended to 64 bits, everything
+modulo 2^64:
+
+    h = (p + 1) * C0;   h ^= h >> 32
+    x = (v ^ h) * C1;   x ^= x >> 29;   x *= C2;   x ^= x >> 32        lane 0
+    y = (v + h) * C3;   y ^= y >> 31;   y *= C4;   y ^= y >> 30        lane 1
+
+For a fixed position each lane is a bijection of v, so a single wrong value always shows; the mixer is nonlinear in position and
+value together, so swapped or shifted values show up too. Sums compose over shards and blocks, in any order. Tensors are combined
+by SHA-256 over (name, dtype, shape, lanes) in name order, cut to 128 bits; tied tensors count once, under their canonical name.
+
+This guards against faults. SHA-256 over payloads and manifests guards against people.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pulse.bits import Spec, TensorBits
+from pulse.errors import DigestMismatch
+
+C0, C1, C2, C3, C4 = (
+    0x9E3779B97F4A7C15,
+    0xBF58476D1CE4E5B9,
+    0x94D049BB133111EB,
+    0xFF51AFD7ED558CCD,
+    0xC4CEB9FE1A85EC53,
+)
+_MASK = (1 << 64) - 1
+_CHUNK = 1 << 18  # units per pass of the plain version: its five temporaries stay inside the cache
+_FAST_FROM = 1 << 14  # units from which compiled kernels pay, even if they must first be loaded
+
+
+class Sum(NamedTuple):
+    """The two lanes of one tensor, or of a part of it."""
+
+    lane0: int
+    lane1: int
+
+    def __add__(self, other: object) -> Sum:  # type: ignore[override]
+        if not isinstance(other, Sum):
+            return NotImplemented
+        return Sum((self.lane0 + other.lane0) & _MASK, (self.lane1 + other.lane1) & _MASK)
+
+    def __sub__(self, other: Sum) -> Sum:
+        return Sum((self.lane0 - other.lane0) & _MASK, (self.lane1 - other.lane1) & _MASK)
+
+    @property
+    def hex(self) -> str:
+        """Both lanes as 32 hexadecimal digits."""
+        return f"{self.lane0:016x}{self.lane1:016x}"
+
+    @classmethod
+    def from_hex(cls, digits: str) -> Sum:
+        """The inverse of `hex`."""
+        return cls(int(digits[:16], 16), int(digits[16:], 16))
+
+
+ZERO = Sum(0, 0)
+
+
+def mix_sum(positions: NDArray[np.uint64], values: NDArray[Any]) -> Sum:
+    """The sum of the mixer over some positions. positions: (n,) uint64; values: (n,) unsigned. The plain reference."""
+    with np.errstate(over="ignore"):
+        h = (positions.astype(np.uint64) + np.uint64(1)) * np.uint64(C0)
+        h ^= h >> np.uint64(32)
+        v = values.astype(np.uint64)
+        x = (v ^ h) * np.uint64(C1)
+        x ^= x >> np.uint64(29)
+        x *= np.uint64(C2)
+        x ^= x >> np.uint64(32)
+        y = (v + h) * np.uint64(C3)
+        y ^= y >> np.uint64(31)
+        y *= np.uint64(C4)
+        y ^= y >> np.uint64(30)
+        return Sum(int(x.sum(dtype=np.uint64)), int(y.sum(dtype=np.uint64)))
+
+
+def sum_at(positions: NDArray[np.uint64], values: NDArray[Any]) -> Sum:
+    """`mix_sum`, by a compiled kernel where that pays."""
+    if values.size < _FAST_FROM:
+        return mix_sum(positions, values)
+    from pulse import kernels  # noqa: PLC0415  numba loads only when there is work for it
+
+    return Sum(*map(int, kernels.sum_at(positions, values)))
+
+
+def flat_sum(flat: NDArray[Any]) -> Sum:
+    """The sum over a whole tensor. flat: (units,) unsigned."""
+    if flat.size >= _FAST_FROM:
+        from pulse import kernels  # noqa: PLC0415
+
+        return Sum(*map(int, kernels.sum_flat(flat)))
+    return plain_flat_sum(flat)
+
+
+def plain_flat_sum(flat: NDArray[Any]) -> Sum:
+    """`flat_sum` in numpy alone: the reference."""
+    total = ZERO
+    for start in range(0, flat.size, _CHUNK):
+        chunk = flat[start : start + _CHUNK]
+        total += mix_sum(np.arange(start, start + chunk.size, dtype=np.uint64), chunk)
+    return total
+
+
+def tensor_sums(tensors: Mapping[str, TensorBits]) -> dict[str, Sum]:
+    """The sum of each tensor, by name."""
+    return {name: flat_sum(bits.flat) for name, bits in tensors.items()}
+
+
+def state_digest(specs: Mapping[str, Spec], sums: Mapping[str, Sum]) -> str:
+    """The state digest, 32 hexadecimal digits, of tensors with these specs and sums."""
+    total = hashlib.sha256(b"pulse state digest 0\n")
+    for name in sorted(specs):
+        spec = specs[name]
+        total.update(f"{len(name.encode())}:{name} {spec.dtype} {list(spec.shape)} {sums[name].hex}\n".encode())
+    return total.hexdigest()[:32]
+
+
+def digest_of(tensors: Mapping[str, TensorBits]) -> str:
+    """The state digest of a whole set of weights: one pass over all bits."""
+    return state_digest({name: bits.spec for name, bits in tensors.items()}, tensor_sums(tensors))
+
+
+def sha256(*pieces: bytes | memoryview) -> str:
+    """SHA-256 of the pieces in turn, as 64 hexadecimal digits."""
+    total = hashlib.sha256()
+    for piece in pieces:
+        total.update(piece)
+    return total.hexdigest()
+
+
+def check(what: str, expected: str, found: str) -> None:
+    """Raise `DigestMismatch`, naming `what`, unless the two digests are equal."""
+    if expected != found:
+        raise DigestMismatch(f"{what}: expected digest {expected}, found {found}")
+
+
