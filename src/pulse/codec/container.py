@@ -9,12 +9,12 @@ sections that follow, back to back. The reader rejects whatever it does not know
 from __future__ import annotations
 
 import hashlib
-import json
 import struct
 from collections.abc import Mapping, Sequence
 from itertools import accumulate
 from typing import Any
 
+from pulse.canonical import from_json, to_json
 from pulse.codec.sections import pack, unpack
 from pulse.errors import DigestMismatch, FormatError, UnsupportedFormat
 
@@ -25,26 +25,9 @@ _TRAILER = 32
 _MAX_HEADER = 1 << 28  # 256 MiB: two million tensors with long names
 
 
-def canonical_json(value: Any) -> bytes:  # noqa: ANN401  JSON
-    """The one JSON text for `value`: sorted keys, no spaces, ASCII, finite numbers."""
-    return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=True, allow_nan=False).encode()
-
-
-def parse_json(data: bytes, what: str) -> dict[str, Any]:
-    """The object in these bytes; `FormatError` unless they are canonical JSON for one."""
-    try:
-        value = json.loads(data)
-        same = canonical_json(value) == data
-    except (ValueError, RecursionError) as error:
-        raise FormatError(f"{what}: not JSON: {error}") from error
-    if not isinstance(value, dict) or not same:
-        raise FormatError(f"{what}: not a canonical JSON object")
-    return value
-
-
 def write(header: Mapping[str, Any], sections: Sequence[bytes]) -> bytes:
     """One container."""
-    raw = canonical_json({**header, "sections": [len(section) for section in sections]})
+    raw = to_json({**header, "sections": [len(section) for section in sections]})
     stored = pack(raw)
     body = b"".join([_PREFIX.pack(MAGIC, VERSION, 0, len(stored), len(raw)), stored, *sections])
     return body + hashlib.sha256(body).digest()
@@ -62,7 +45,7 @@ def read_header(data: bytes | memoryview) -> tuple[dict[str, Any], int]:
     end = _PREFIX.size + stored
     if raw > _MAX_HEADER or end > len(data):
         raise FormatError(f"the header claims {stored} bytes ({raw} unpacked), but only {len(data) - _PREFIX.size} follow")
-    return parse_json(unpack(memoryview(data)[_PREFIX.size : end], raw, "patch header"), "patch header"), end
+    return from_json(unpack(memoryview(data)[_PREFIX.size : end], raw, "patch header"), "patch header"), end
 
 
 def read(data: bytes | memoryview) -> tuple[dict[str, Any], list[memoryview]]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pulse.bits import Spec, TensorBits, as_bits, dtype_of
+from pulse.canonical import fields, natural, optional, state_digits, text, tuple_of
 from pulse.codec import container
 from pulse.codec.lanes import BLOCK, MAX_BLOCK, Lane, from_gaps, join, lanes_of, split, to_gaps
 from pulse.codec.sections import pack_planes, unpack_planes, unzigzag, zigzag
@@ -181,21 +182,9 @@ def parse_header(raw: dict[str, Any]) -> Header:
     encoding = raw.get("encoding")
     if encoding not in ENCODINGS:
         raise UnsupportedFormat(f"encoding {encoding!r}; this reader knows {', '.join(ENCODINGS)}")
-    if set(raw) != {"encoding", "block", "base", "result", "removed", "parts", "blocks", "whole", "chunks"}:
-        raise FormatError(f"patch header: unexpected or missing keys in {sorted(raw)}")
     try:
-        header = Header(
-            encoding=encoding,
-            block=_natural(raw["block"]),
-            base=_digest(raw["base"]),
-            result=_digest(raw["result"]),
-            removed=tuple(_names(raw["removed"])),
-            parts=tuple(_part_from_json(entry) for entry in raw["parts"]),
-            blocks=tuple((_natural(n), _natural(g), _natural(v)) for n, g, v in raw["blocks"]),
-            whole=tuple((_text(name), Spec(_text(dtype), tuple(map(_natural, shape)))) for name, dtype, shape in raw["whole"]),
-            chunks=tuple(map(_natural, raw["chunks"])),
-        )
-    except (TypeError, ValueError) as error:
+        header = Header(**fields(raw, **_READERS))
+    except FormatError as error:
         raise FormatError(f"patch header: {error}") from error
     _check_header(header)
     return header
@@ -240,41 +229,51 @@ def _part_to_json(change: TensorPatch) -> list[Any]:
     return [part.name, part.spec.dtype, list(part.spec.shape), place, change.positions.size]
 
 
-def _part_from_json(entry: Sequence[Any]) -> tuple[Part, int]:
-    name, dtype, shape, place, count = entry
-    part = Part(_text(name), Spec(_text(dtype), tuple(map(_natural, shape))))
-    if place is not None:
-        kind, *numbers = place
-        if kind == "span":
-            start, stop = map(_natural, numbers)
-            part = replace(part, span=(start, stop))
-        elif kind == "box":
-            part = replace(part, box=tuple((_natural(lo), _natural(hi)) for lo, hi in numbers))
-        else:
-            raise UnsupportedFormat(f"{name}: unknown kind of part {kind!r}")
-    return part, _natural(count)
+def _part_from_json(entry: object) -> tuple[Part, int]:
+    name, dtype, shape, place, count = _list(entry, 5)
+    part = Part(text(name), _spec(dtype, shape))
+    if place is None:
+        return part, natural(count)
+    kind, *numbers = _list(place)
+    if kind == "span":
+        start, stop = map(natural, _list(numbers, 2))
+        return replace(part, span=(start, stop)), natural(count)
+    if kind == "box":
+        pairs = [_list(pair, 2) for pair in numbers]
+        return replace(part, box=tuple((natural(lo), natural(hi)) for lo, hi in pairs)), natural(count)
+    raise UnsupportedFormat(f"{name}: unknown kind of part {kind!r}")
 
 
-def _natural(value: object) -> int:
-    if type(value) is not int or not 0 <= value < 1 << 63:
-        raise ValueError(f"{value!r} is not a natural number")
+def _whole_from_json(entry: object) -> tuple[str, Spec]:
+    name, dtype, shape = _list(entry, 3)
+    return text(name), _spec(dtype, shape)
+
+
+def _block_from_json(entry: object) -> tuple[int, int, int]:
+    count, gap_planes, value_planes = map(natural, _list(entry, 3))
+    return count, gap_planes, value_planes
+
+
+def _spec(dtype: object, shape: object) -> Spec:
+    spec = Spec(dtype_of(text(dtype)).name, tuple_of(natural)(shape))
+    spec.nbytes  # noqa: B018  raises where a packed dtype does not fill its bytes
+    return spec
+
+
+def _list(value: object, length: int | None = None) -> list[Any]:
+    if not isinstance(value, list) or length not in (None, len(value)):
+        raise FormatError(f"{value!r} is not a list of {length or 'some'} values")
     return value
 
 
-def _text(value: object) -> str:
-    if not isinstance(value, str):
-        raise TypeError(f"{value!r} is not a name")
-    return value
-
-
-def _names(values: Iterable[object]) -> list[str]:
-    return [_text(value) for value in values]
-
-
-def _digest(value: object) -> str | None:
-    if value is None:
-        return None
-    text = _text(value)
-    if len(text) != 32 or set(text) - set("0123456789abcdef"):  # noqa: PLR2004
-        raise ValueError(f"{text!r} is not a state digest")
-    return text
+_READERS: Mapping[str, Any] = {
+    "encoding": text,
+    "block": natural,
+    "base": optional(state_digits),
+    "result": optional(state_digits),
+    "removed": tuple_of(text),
+    "parts": tuple_of(_part_from_json),
+    "blocks": tuple_of(_block_from_json),
+    "whole": tuple_of(_whole_from_json),
+    "chunks": tuple_of(natural),
+}

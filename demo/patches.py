@@ -1,0 +1,63 @@
+"""Weights as patches: the demo's only use of PULSE. Three lines on the trainer's side, two on a worker's."""
+
+from __future__ import annotations
+
+import time
+
+import torch
+
+import pulse
+from demo.settings import Settings
+from demo.sync import Received, Sent
+from pulse.torch import ModuleWeights
+
+
+class PatchSender:
+    """Publishes the BF16 view of the trainer's FP32 masters after every step."""
+
+    def __init__(self, settings: Settings, model: torch.nn.Module) -> None:
+        self._publisher = pulse.Publisher(
+            pulse.open_store(settings.store),
+            ModuleWeights(model, view=torch.bfloat16),
+            anchor_every=settings.anchor_every,
+            files=[settings.model],
+        )
+
+    def publish(self, step: int) -> Sent:
+        """Publish what changed since the last version."""
+        receipt = self._publisher.publish(step=step)
+        return Sent(
+            version=receipt.version,
+            kind=receipt.kind,
+            changed=receipt.changed,
+            elements=receipt.elements,
+            nbytes=receipt.nbytes,
+            full_nbytes=receipt.full_nbytes,
+            digest=str(receipt.state_digest),
+            parts=dict(receipt.seconds),
+        )
+
+    def close(self) -> None:
+        """Wait for what runs in the background."""
+        self._publisher.close()
+
+
+class PatchReceiver:
+    """Follows the store: fetches and verifies beside the live weights, then applies in place."""
+
+    def __init__(self, settings: Settings, model: torch.nn.Module) -> None:
+        self._subscriber = pulse.Subscriber(pulse.open_store(settings.store), ModuleWeights(model))
+        self.version: int | None = None
+        self.digest = ""
+
+    def advance(self, timeout: float) -> Received | None:
+        """Fetch the newest version and apply it."""
+        update = self._subscriber.fetch() if timeout <= 0 else self._subscriber.wait(timeout=timeout)
+        if update is None:
+            return None
+        started = time.perf_counter()
+        self._subscriber.apply(update)
+        applied = time.perf_counter() - started
+        base, self.version, self.digest = self.version, self._subscriber.version, str(self._subscriber.state_digest)
+        fetched = float(sum(update.seconds.values()))
+        return Received(base, update.version, update.kind, update.patches, update.nbytes, self.digest, fetched, applied)

@@ -1,0 +1,155 @@
+"""An inference worker. It shares nothing with the trainer but the store and a socket.
+
+Its weights start as NaN: every one that it ever computes with has come out of the store. ``python -m demo.worker SETTINGS NAME
+ADDRESS``; the run's token comes in the environment variable ``DEMO_TOKEN``.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from pathlib import Path
+
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+
+from demo.events import EventLog
+from demo.hashing import named_weights, view_sha256
+from demo.messages import Finished, Reply, Request
+from demo.processes import die_with_parent, peak_memory
+from demo.sampling import Sampling, sample
+from demo.settings import Settings
+from demo.sync import Receiver, catch_up, open_receiver
+from demo.wire import Connection, Malformed, WireError
+
+_POLL_SECONDS = 0.02
+_IDLE_SECONDS = 1.0
+_SYNC_SECONDS = 120.0
+
+
+def empty_policy(model: str) -> PreTrainedModel:
+    """The model's architecture in BF16, every weight NaN."""
+    policy = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(model), dtype=torch.bfloat16).eval()
+    with torch.no_grad():
+        for _, tensor in named_weights(policy):
+            tensor.fill_(float("nan"))
+    return policy
+
+
+class Worker:
+    """Answers requests with the version it holds, and follows the store in between."""
+
+    def __init__(self, name: str, policy: PreTrainedModel, receiver: Receiver, log: EventLog, end_tokens: frozenset[int]) -> None:
+        self._name = name
+        self._policy = policy
+        self._receiver = receiver
+        self._log = log
+        self._end_tokens = end_tokens
+        self._hashed: tuple[int | None, str] = (None, "")
+        self._busy_until = time.monotonic()
+
+    def serve(self, connection: Connection) -> None:
+        """Work until the trainer says that it is over."""
+        while True:
+            if not connection.poll(_POLL_SECONDS):
+                self._while_idle()
+                continue
+            message = connection.receive(timeout=30.0)
+            if message.get("type") == "finish":
+                connection.send(self._finish(int(message["at_least"])).message())
+                return
+            if message.get("type") != "generate":
+                raise Malformed(f"the trainer sent {message.get('type')!r}")
+            connection.send(self._generate(Request.parse(message)).message())
+            self._busy_until = time.monotonic()
+
+    def follow(self, at_least: int | None = None) -> None:
+        """Take what is new; with `at_least`, wait until it is there."""
+        self._hash_before_change()
+        if at_least is None:
+            update = self._receiver.advance(0.0)
+            updates = [] if update is None else [update]
+        else:
+            updates = catch_up(self._receiver, at_least, _SYNC_SECONDS)
+        for update in updates:
+            self._log.write("applied", **vars(update))
+            self._busy_until = time.monotonic()
+
+    def _generate(self, request: Request) -> Reply:
+        if self._receiver.version is None or self._receiver.version < request.at_least:
+            self.follow(request.at_least)
+        sampling = Sampling(request.samples, request.max_tokens, request.temperature)
+        samples = sample(self._policy, request.prompt, request.seed, sampling, self._end_tokens)
+        version = self._receiver.version
+        assert version is not None
+        return Reply(
+            id=request.id,
+            worker=self._name,
+            version=version,
+            digest=self._receiver.digest,
+            tokens=samples.tokens,
+            logprobs=samples.logprobs,
+            first_token_at=samples.first_token_at,
+        )
+
+    def _while_idle(self) -> None:
+        """Look for a newer version; hash the live weights once nothing has happened for a while."""
+        self.follow()
+        if time.monotonic() - self._busy_until > _IDLE_SECONDS:
+            self._hash()
+
+    def _hash_before_change(self) -> None:
+        """A version that never saw an idle second is hashed before it goes, if another one is due."""
+        if self._receiver.version is not None and time.monotonic() - self._busy_until > _IDLE_SECONDS:
+            self._hash()
+
+    def _hash(self) -> str:
+        version = self._receiver.version
+        if version is not None and self._hashed[0] != version:
+            self._hashed = (version, view_sha256(self._policy))
+            self._log.write("hashed", version=version, digest=self._receiver.digest, sha256=self._hashed[1])
+        return self._hashed[1]
+
+    def _finish(self, at_least: int) -> Finished:
+        if self._receiver.version is None or self._receiver.version < at_least:
+            self.follow(at_least)
+        sha256 = self._hash()
+        version = self._receiver.version
+        assert version is not None
+        return Finished(self._name, version, self._receiver.digest, sha256)
+
+
+def end_tokens_of(policy: PreTrainedModel, model: str) -> frozenset[int]:
+    """The tokens that end a completion."""
+    config = AutoConfig.from_pretrained(model)
+    ends = config.eos_token_id if config.eos_token_id is not None else policy.generation_config.eos_token_id
+    return frozenset(ends if isinstance(ends, list) else [ends])
+
+
+def main(arguments: list[str]) -> int:
+    """Run one worker until the trainer lets it go."""
+    die_with_parent()
+    settings, name, address = Settings.load(Path(arguments[0])), arguments[1], arguments[2]
+    log = EventLog(settings.folder / "events" / f"{name}.jsonl", name)
+    log.write("started", pid=os.getpid())
+    torch.set_num_threads(1)
+    torch.use_deterministic_algorithms(True)
+    torch.utils.deterministic.fill_uninitialized_memory = False
+    policy = empty_policy(settings.model)
+    worker = Worker(name, policy, open_receiver(settings, policy), log, end_tokens_of(policy, settings.model))
+    worker.follow()
+    try:
+        with Connection.dial(address, timeout=10.0) as connection:
+            connection.send({"type": "hello", "worker": name, "token": os.environ["DEMO_TOKEN"]})
+            log.write("connected")
+            worker.serve(connection)
+    except (WireError, ConnectionError) as error:
+        print(f"error: lost the trainer: {error}", file=sys.stderr)
+        return 1
+    log.write("done", peak_memory=peak_memory())
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

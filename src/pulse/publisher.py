@@ -1,0 +1,306 @@
+"""The trainer's side: every version as a patch to the one before, anchors in between, each committed by its manifest."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from collections.abc import Iterable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass, replace
+from typing import Any, Literal, Self
+
+from pulse import checkpoint, codec
+from pulse.anchors import put_anchor, put_index, weight_files
+from pulse.bits import TensorBits
+from pulse.canonical import to_json
+from pulse.commit import Committer, Overtaken, new_nonce, now_ms
+from pulse.digest import Sum, flat_sum, state_digest, sum_at, tensor_sums
+from pulse.errors import AlreadyExists
+from pulse.manifest import LateAnchor, Manifest, Payload, TensorIndex, anchor_key
+from pulse.patch import Patch, TensorPatch, apply_bits, diff
+from pulse.store import ObjectStore
+from pulse.versions import Versions
+from pulse.weights import Weights
+
+
+@dataclass(frozen=True, slots=True)
+class Receipt:
+    """What a publish did. `reason` says why an anchor was published where a patch might be expected.
+
+    nbytes: bytes that followers download for this version. seconds: diff (in the caller), encode, upload, commit.
+    """
+
+    version: int
+    kind: Literal["anchor", "patch"]
+    step: int | None
+    changed: int
+    units: int
+    nbytes: int
+    full_nbytes: int
+    state_digest: str
+    reason: str
+    seconds: Mapping[str, float]
+
+    @property
+    def ratio(self) -> float:
+        """Size of the whole view over what was sent."""
+        return self.full_nbytes / self.nbytes if self.nbytes else float("inf")
+
+    @property
+    def density(self) -> float:
+        """Share of the units that changed."""
+        return self.changed / self.units if self.units else 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class _Snapshot:
+    """What changed since the baseline, taken while the weights stood still; `patch` is None if only an anchor will do."""
+
+    patch: Patch | None
+    sums: dict[str, Sum]
+    state_digest: str
+    seconds: float
+
+
+class Publisher:
+    """Publishes versions of `weights` into `store`.
+
+    The first version is an anchor; each later one is a patch, and after every `anchor_every` versions an anchor is added in the
+    background. `files` are put beside every anchor (a tokenizer directory, config files), so that what followers restore loads.
+
+    A publish that fails changes nothing: the baseline (what the world last saw) stays, so the next one contains those changes too.
+    A publisher that opens a store which holds a run already continues it with a higher epoch, and the older one stops with `Fenced`:
+    if the weights equal the newest version it goes on with patches, otherwise with an anchor.
+
+    Memory: one copy of the view on the host (the baseline), and another one while an anchor is being made and uploaded.
+    `single_writer=True` accepts a store without put-if-absent: then nothing protects the run from a second publisher.
+    """
+
+    def __init__(
+        self,
+        store: ObjectStore,
+        weights: Weights,
+        *,
+        anchor_every: int = 50,
+        files: Iterable[str | os.PathLike[str]] = (),
+        encoding: codec.Encoding = "portable",
+        single_writer: bool = False,
+        shard_bytes: int = checkpoint.SHARD_BYTES,
+    ) -> None:
+        if anchor_every < 1:
+            raise ValueError("anchor_every must be 1 or more")
+        self._store = store
+        self._versions = Versions(store)
+        self._committer = Committer(self._versions, single_writer=single_writer)
+        self._weights = weights
+        self._anchor_every = anchor_every
+        self._files = dict(found for path in files for found in checkpoint.companions(path))
+        self._encoding: codec.Encoding = encoding
+        self._shard_bytes = shard_bytes
+        self._worker = ThreadPoolExecutor(1, "pulse-publish")
+        self._uploader = ThreadPoolExecutor(1, "pulse-anchor")
+        self._last: Future[Receipt] | None = None
+        self._anchoring: Future[None] | None = None
+        self._newest_anchor = 0
+        self._pending: dict[str, _Snapshot] = {}  # by nonce: attempts of which it is unknown whether they arrived
+        self._baseline: dict[str, TensorBits] | None = None
+        self._sums: dict[str, Sum] = {}
+        self._index = Payload(0, "")
+        self._reason = "first version"
+        self._take_over()
+
+    def _take_over(self) -> None:
+        """Continue the run that the store holds, if it holds one."""
+        head = self._committer.head
+        if head is None:
+            return
+        index = self._versions.index(head.tensors)
+        specs = self._weights.specs()
+        tensors = {name: self._weights.read(name) for name in specs}
+        sums = tensor_sums(tensors)
+        if dict(index.specs) == specs and state_digest(specs, sums) == head.state_digest:
+            self._baseline = {name: bits.copy() for name, bits in tensors.items()}
+            self._sums = sums
+            self._index = head.tensors
+            self._newest_anchor = head.newest_anchor
+        else:
+            self._reason = f"these weights are not version {head.version}, at which the run is continued"
+
+    @property
+    def version(self) -> int | None:
+        """The newest version known to be committed."""
+        return self._committer.head.version if self._committer.head is not None else None
+
+    def publish(self, step: int | None = None, metadata: Mapping[str, Any] | None = None) -> Receipt:
+        """Publish the weights as they are now, and return when the version is committed."""
+        return self.submit(step, metadata).result()
+
+    def submit(self, step: int | None = None, metadata: Mapping[str, Any] | None = None) -> Future[Receipt]:
+        """Publish the weights as they are now; encoding and upload go on in the background.
+
+        What changed is read before this returns, so the weights may then be trained on. A publish still under way is waited for
+        first. If a version fails, its future raises, and the next version contains its changes.
+        """
+        if self._last is not None:
+            wait([self._last])
+        started = time.perf_counter()
+        snapshot = self._snapshot()
+        snapshot = replace(snapshot, seconds=time.perf_counter() - started)
+        details = dict(metadata or {})
+        to_json(details)  # a ValueError or TypeError belongs to the caller, not to the background
+        self._last = self._worker.submit(self._publish, snapshot, step, details)
+        return self._last
+
+    def close(self) -> None:
+        """Wait for what is under way. Raises if the last anchor could not be stored; publishes raise through their futures."""
+        self._worker.shutdown()
+        self._uploader.shutdown()
+        if self._anchoring is not None:
+            self._anchoring.result()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _snapshot(self) -> _Snapshot:
+        """Compare with the baseline, or copy everything where there is none to compare with."""
+        specs = self._weights.specs()
+        if self._baseline is None or {name: bits.spec for name, bits in self._baseline.items()} != specs:
+            if self._baseline is not None:
+                self._reason = "names, shapes or dtypes changed"
+            self._baseline = None
+            whole = {name: self._weights.read(name).copy() for name in specs}
+            sums = tensor_sums(whole)
+            return _Snapshot(Patch(whole=whole), sums, state_digest(specs, sums), 0.0)
+        changes, whole = [], {}
+        sums = dict(self._sums)
+        for name in sorted(specs):
+            base = self._baseline[name]
+            found = self._weights.diff(name, base)
+            if isinstance(found, TensorPatch):
+                changes.append(found)
+                sums[name] += sum_at(found.located, found.values) - sum_at(found.located, base.flat[found.located])
+            elif found is not None:
+                whole[name] = found
+                sums[name] = flat_sum(found.flat)
+        digest = state_digest(specs, sums)
+        base_digest = state_digest(specs, self._sums)
+        return _Snapshot(Patch(tuple(changes), whole, base=base_digest, result=digest), sums, digest, 0.0)
+
+    def _publish(self, snapshot: _Snapshot, step: int | None, metadata: dict[str, Any]) -> Receipt:
+        """Store the payload, commit the manifest, and only then let the baseline advance."""
+        while True:
+            manifest, seconds = self._stored(snapshot, step, metadata)
+            started = time.perf_counter()
+            self._pending[manifest.nonce] = snapshot
+            try:
+                found = self._committer.commit(manifest)
+            except Overtaken as error:
+                self._reason = str(error)
+                snapshot, self._baseline = self._as_whole(snapshot), None
+                self._pending.clear()
+                continue
+            committed = self._pending[found.nonce]
+            self._pending.clear()
+            if found.nonce != manifest.nonce:  # an earlier attempt had arrived: what is new goes on top of it
+                target = self._as_whole(snapshot)
+                self._advance(found, committed)
+                snapshot = self._rebased(target)
+                continue
+            self._advance(found, committed)
+            seconds |= {"diff": snapshot.seconds, "commit": time.perf_counter() - started}
+            reason, self._reason = self._reason if found.kind == "anchor" else "", ""
+            return _receipt(found, reason, seconds)
+
+    def _stored(self, snapshot: _Snapshot, step: int | None, metadata: dict[str, Any]) -> tuple[Manifest, dict[str, float]]:
+        """The manifest for a snapshot, its payloads stored."""
+        head, patch = self._committer.head, snapshot.patch
+        started = time.perf_counter()
+        if self._baseline is not None:
+            blob = codec.encode(patch, self._baseline, encoding=self._encoding)
+            encoded = time.perf_counter()
+            content: dict[str, Any] = {"patch": self._committer.put_payload(blob), "anchor": None, "tensors": self._index}
+            state, newest_anchor, base = self._baseline, self._newest_anchor, self._committer.next_version - 1
+        else:
+            encoded, state, newest_anchor, base = started, dict(patch.whole), self._committer.next_version, None
+            put, files = self._committer.put_payload, weight_files(state, self._shard_bytes)
+            content = {"patch": None, "anchor": put_anchor(put, files, self._files)}
+            content["tensors"] = put_index(put, state, snapshot.sums, self._weights.aliases)
+        manifest = Manifest(
+            run=self._committer.run,
+            version=self._committer.next_version,
+            base=base,
+            epoch=self._committer.epoch,
+            nonce=new_nonce(),
+            step=step,
+            created=now_ms(),
+            previous=None if head is None else self._committer.head_sha256,
+            state_digest=snapshot.state_digest,
+            newest_anchor=newest_anchor,
+            view=self._weights.view,
+            changed=patch.changed,
+            units=sum(bits.flat.size for bits in state.values()),
+            full_nbytes=sum(bits.spec.nbytes for bits in state.values()),
+            metadata=metadata,
+            **content,
+        )
+        return manifest, {"encode": encoded - started, "upload": time.perf_counter() - encoded}
+
+    def _advance(self, manifest: Manifest, snapshot: _Snapshot) -> None:
+        """The world has seen `manifest`: let the baseline follow, and make an anchor if one is due."""
+        if self._baseline is None:
+            self._baseline = dict(snapshot.patch.whole)
+            self._newest_anchor = manifest.version
+        else:
+            _apply_in_place(snapshot.patch, self._baseline)
+        self._sums, self._index = snapshot.sums, manifest.tensors
+        idle = self._anchoring is None or self._anchoring.done()
+        if idle and manifest.version - self._newest_anchor >= self._anchor_every:
+            copied = list(weight_files(self._baseline, self._shard_bytes))  # now: the next version writes into the baseline
+            index = TensorIndex({name: bits.spec for name, bits in self._baseline.items()}, self._sums, dict(self._weights.aliases))
+            self._anchoring = self._uploader.submit(self._add_anchor, manifest, copied, index)
+
+    def _add_anchor(self, manifest: Manifest, files: list[tuple[str, bytes]], index: TensorIndex) -> None:
+        """Store an already published version whole."""
+        put = self._committer.put_payload
+        anchor = put_anchor(put, files, self._files)
+        late = LateAnchor(manifest.run, manifest.version, manifest.state_digest, anchor, put(index.to_bytes()))
+        with contextlib.suppress(AlreadyExists):  # another publisher of this run made one; any anchor of a version is as good
+            self._store.put(anchor_key(manifest.version), late.to_bytes(), if_absent=True)
+        self._newest_anchor = manifest.version
+
+    def _as_whole(self, snapshot: _Snapshot) -> _Snapshot:
+        """The snapshot as all bits, which no longer depends on the baseline."""
+        whole = apply_bits(snapshot.patch, self._baseline or {})
+        return replace(snapshot, patch=Patch(whole={name: bits.copy() for name, bits in whole.items()}))
+
+    def _rebased(self, target: _Snapshot) -> _Snapshot:
+        """The snapshot whose bits are all in `target`, as a patch to the baseline."""
+        baseline = self._baseline or {}
+        patch = diff(baseline, target.patch.whole)
+        return replace(target, patch=patch)
+
+
+def _apply_in_place(patch: Patch, tensors: dict[str, TensorBits]) -> None:
+    """Write an absolute patch into tensors that nobody else holds."""
+    for change in patch.changes:
+        tensors[change.part.name].flat[change.located] = change.values
+    tensors.update(patch.whole)
+
+
+def _receipt(manifest: Manifest, reason: str, seconds: Mapping[str, float]) -> Receipt:
+    return Receipt(
+        version=manifest.version,
+        kind=manifest.kind,
+        step=manifest.step,
+        changed=manifest.changed,
+        units=manifest.units,
+        nbytes=manifest.nbytes,
+        full_nbytes=manifest.full_nbytes,
+        state_digest=manifest.state_digest,
+        reason=reason,
+        seconds=seconds,
+    )

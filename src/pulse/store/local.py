@@ -1,0 +1,103 @@
+"""A store in a folder, on one machine or a POSIX network file system.
+
+Which crash it survives: a put writes a hidden temporary file, syncs it, then links it under its name (put-if-absent) or renames it
+over the name, then syncs the folder. So after a killed process or a lost power supply every object is whole and as it was put, or
+absent; at worst a hidden `.tmp-*` file is left, which no get or list shows. A disk or file system that lies about fsync is beyond it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+
+from pulse.errors import AlreadyExists, NotFound, StoreUnavailable
+from pulse.store.base import check_key
+
+
+class LocalStore:
+    """Objects as files below `root`, which is made by the first put."""
+
+    def __init__(self, root: str | os.PathLike[str]) -> None:
+        self.root = Path(root).absolute()
+        self.url = self.root.as_uri()
+
+    def put(self, key: str, data: bytes | memoryview, *, if_absent: bool = False) -> None:
+        """See `ObjectStore.put`."""
+        path = self._path(key)
+        with self._translated(key):
+            self._make_folder(path.parent)
+            temporary = path.parent / f".tmp-{uuid.uuid4().hex}"
+            try:
+                _write_synced(temporary, data)
+                if if_absent:
+                    os.link(temporary, path)
+                    temporary.unlink()
+                else:
+                    temporary.replace(path)
+                _sync_folder(path.parent)
+            except FileExistsError:
+                raise AlreadyExists(f"{self.url}: {key} exists") from None
+            finally:
+                temporary.unlink(missing_ok=True)
+
+    def get(self, key: str, *, start: int = 0, stop: int | None = None) -> bytes:
+        """See `ObjectStore.get`."""
+        with self._translated(key), self._path(key).open("rb") as file:
+            file.seek(start)
+            return file.read() if stop is None else file.read(max(stop - start, 0))
+
+    def size(self, key: str) -> int:
+        """See `ObjectStore.size`."""
+        with self._translated(key):
+            return self._path(key).stat().st_size
+
+    def list(self, prefix: str = "") -> list[str]:
+        """See `ObjectStore.list`."""
+        folder = self._path(prefix) if prefix else self.root
+        files = (path for path in folder.rglob("*") if path.is_file() and not path.name.startswith("."))
+        return sorted(path.relative_to(self.root).as_posix() for path in files)
+
+    def delete(self, key: str) -> None:
+        """See `ObjectStore.delete`."""
+        with self._translated(key):
+            self._path(key).unlink(missing_ok=True)
+
+    def _path(self, key: str) -> Path:
+        return self.root / check_key(key)
+
+    def _make_folder(self, folder: Path) -> None:
+        """Make the folder and its parents durable too: a synced file in an unsynced folder can vanish."""
+        missing = []
+        while not folder.exists():
+            missing.append(folder)
+            folder = folder.parent
+        for made in reversed(missing):
+            made.mkdir(exist_ok=True)
+            _sync_folder(made.parent)
+
+    @contextlib.contextmanager
+    def _translated(self, key: str) -> Iterator[None]:
+        try:
+            yield
+        except FileNotFoundError as error:
+            raise NotFound(f"{self.url}: no object {key}") from error
+        except OSError as error:
+            raise StoreUnavailable(f"{self.url}: {key}: {error.strerror}; nothing was committed, retry when that is mended") from error
+
+
+def _write_synced(path: Path, data: bytes | memoryview) -> None:
+    with path.open("xb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _sync_folder(folder: Path) -> None:
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

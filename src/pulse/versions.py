@@ -1,0 +1,172 @@
+"""A store read as a chain of versions: every object that comes out of here has been checked against what names it."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Mapping
+
+from pulse import chain, checkpoint, codec
+from pulse.bits import Spec, TensorBits
+from pulse.digest import check, digest_of, sha256
+from pulse.errors import ChainError, DigestMismatch, FormatError, NoPath, NotFound
+from pulse.manifest import (
+    HEAD,
+    MAX_MANIFEST,
+    Anchor,
+    File,
+    LateAnchor,
+    Manifest,
+    Payload,
+    TensorIndex,
+    anchor_key,
+    manifest_key,
+    parse_head,
+)
+from pulse.patch import Patch, apply_bits
+from pulse.store import ObjectStore
+
+Progress = Callable[[int, int], None]  # bytes done, bytes in all
+
+
+class Versions:
+    """Reads manifests, anchors and payloads. Keeps what it has read of manifests (they never change), never that one was missing."""
+
+    def __init__(self, store: ObjectStore) -> None:
+        self.store = store
+        self._manifests: dict[int, tuple[Manifest, str]] = {}
+        self._index: tuple[Payload, TensorIndex] | None = None
+
+    def find(self, version: int) -> Manifest | None:
+        """The manifest of a version, or None if there is no such version (yet)."""
+        if version not in self._manifests:
+            key = manifest_key(version)
+            try:
+                data = self.store.get(key, stop=MAX_MANIFEST + 1)
+            except NotFound:
+                return None
+            if len(data) > MAX_MANIFEST:
+                raise FormatError(f"{key}: more than {MAX_MANIFEST} bytes is no manifest")
+            manifest = Manifest.from_bytes(data, key)
+            if manifest.version != version:
+                raise FormatError(f"{key}: says that it is version {manifest.version}")
+            self._manifests[version] = manifest, sha256(data)
+            self._check_links(version)
+        return self._manifests[version][0]
+
+    def _check_links(self, version: int) -> None:
+        """Neighbouring manifests must name each other: a store that was emptied and filled again is another chain."""
+        for older, newer in ((version - 1, version), (version, version + 1)):
+            if older in self._manifests and newer in self._manifests:
+                manifest, found = self._manifests[newer][0], self._manifests[older][1]
+                if manifest.previous != found or manifest.run != self._manifests[older][0].run:
+                    del self._manifests[version]
+                    raise ChainError(
+                        f"{self.store.url}: version {newer} (run {manifest.run}) does not continue the version {older} that was read "
+                        f"before: expected the manifest before it to have SHA-256 {found}, found {manifest.previous}. "
+                        "The chain was replaced; start again with a new subscriber or publisher"
+                    )
+
+    def manifest(self, version: int) -> Manifest:
+        """The manifest of a version that must exist."""
+        manifest = self.find(version)
+        if manifest is None:
+            raise NoPath(f"{self.store.url}: there is no version {version}")
+        return manifest
+
+    def manifest_sha256(self, version: int) -> str:
+        """SHA-256 of the manifest's bytes."""
+        self.manifest(version)
+        return self._manifests[version][1]
+
+    def newest(self, since: int | None = None) -> int | None:
+        """The newest version, or None in an empty store. `since`: a version that is known to exist."""
+        if since is not None:
+            while self.find(since + 1) is not None:
+                since += 1
+            return since
+        hint = 0
+        with contextlib.suppress(NotFound, FormatError):  # only a hint: a damaged one must not stop anybody
+            hint = parse_head(self.store.get(HEAD, stop=MAX_MANIFEST))
+        return chain.newest(lambda version: self.find(version) is not None, hint)
+
+    def late_anchor(self, version: int) -> LateAnchor | None:
+        """The anchor made later for a version, if there is one."""
+        key = anchor_key(version)
+        try:
+            found = LateAnchor.from_bytes(self.store.get(key, stop=MAX_MANIFEST), key)
+        except NotFound:
+            return None
+        manifest = self.manifest(version)
+        if (found.run, found.version, found.state_digest) != (manifest.run, version, manifest.state_digest):
+            raise FormatError(f"{key}: not an anchor of version {version} of run {manifest.run}")
+        return found
+
+    def payload(self, payload: Payload, what: str) -> bytes:
+        """The bytes of a payload, proven to be the ones that were named."""
+        data = self.store.get(payload.key, stop=payload.size + 1)
+        if len(data) != payload.size:
+            more = "more" if len(data) > payload.size else f"only {len(data)}"
+            raise DigestMismatch(f"{what} ({payload.key}): expected {payload.size} bytes, found {more}: half written or replaced; fetch again")
+        check(f"{what} ({payload.key})", payload.sha256, sha256(data))
+        return data
+
+    def index(self, payload: Payload) -> TensorIndex:
+        """A tensor index; the last one is kept, since versions in a row share theirs."""
+        if self._index is None or self._index[0] != payload:
+            self._index = payload, TensorIndex.from_bytes(self.payload(payload, "tensor index"))
+        return self._index[1]
+
+    def plan(self, target: int, held: int | None = None) -> chain.Plan:
+        """How to reach `target`, from `held` if that is a version."""
+        last = self.manifest(target)
+        first = min(last.newest_anchor, target if held is None else held + 1)
+        manifests = [self.manifest(version) for version in range(first, target + 1)]
+        late = self.late_anchor(last.newest_anchor) if manifests[last.newest_anchor - first].anchor is None else None
+        return chain.plan(held, manifests, [] if late is None else [late])
+
+    def patch(self, manifest: Manifest, specs: Mapping[str, Spec]) -> Patch:
+        """The patch of a version, checked to be for its base and for tensors of these specs."""
+        if manifest.patch is None:
+            raise NoPath(f"version {manifest.version} is an anchor, not a patch")
+        what = f"patch of version {manifest.version}"
+        blob = self.payload(manifest.patch, what)
+        codec.check_specs(codec.read_header(blob), specs)
+        patch = codec.decode(blob, max_bytes=16 * sum(spec.nbytes for spec in specs.values()) + (1 << 20))
+        check(f"{what}: its result", manifest.state_digest, patch.result or "none")
+        check(f"{what}: its base", self.manifest(manifest.version - 1).state_digest, patch.base or "none")
+        return patch
+
+    def files(self, anchor: Anchor) -> Iterator[tuple[File, bytes]]:
+        """The anchor's weight files and companions, one after the other."""
+        for file in (*anchor.weights, *anchor.files):
+            yield file, self.payload(file.payload, file.name)
+
+    def anchor_tensors(self, anchor: Anchor, index: TensorIndex) -> dict[str, TensorBits]:
+        """The tensors of an anchor, proven to be those of its index."""
+        tensors: dict[str, TensorBits] = {}
+        for file in anchor.weights:
+            if file.name.endswith(".safetensors"):
+                tensors |= checkpoint.parse(memoryview(self.payload(file.payload, file.name)), file.name)
+        if {name: bits.spec for name, bits in tensors.items()} != dict(index.specs):
+            raise FormatError("an anchor's tensors are not those of its index")
+        return tensors
+
+    def restore(self, target: int, progress: Progress | None = None) -> dict[str, TensorBits]:
+        """All tensors of a version, from an anchor and patches, its state digest proven."""
+        return self.restore_by(self.plan(target), progress)
+
+    def restore_by(self, way: chain.Plan, progress: Progress | None = None) -> dict[str, TensorBits]:
+        """`restore`, by a plan that begins with an anchor."""
+        if way.start is None:
+            raise NoPath("a restore begins with an anchor")
+        target = way.patches[-1].version if way.patches else way.start.version
+        report = progress or (lambda done, total: None)
+        tensors = self.anchor_tensors(way.start.anchor, self.index(way.start.tensors))
+        done = way.start.anchor.nbytes
+        for manifest in way.patches:
+            report(done, way.nbytes)
+            tensors = apply_bits(self.patch(manifest, {name: bits.spec for name, bits in tensors.items()}), tensors)
+            done += manifest.nbytes
+        report(done, way.nbytes)
+        check(f"version {target}: state", self.manifest(target).state_digest, digest_of(tensors))
+        return tensors
