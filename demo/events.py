@@ -19,9 +19,9 @@ class EventLog:
         self._file = path.open("a", encoding="utf-8")
         self._who = who
 
-    def write(self, kind: str, **fields: Any) -> None:
+    def write(self, event_kind: str, /, **fields: Any) -> None:
         """Append one event as one whole line."""
-        event = {"event": kind, "who": self._who, "at": time.time(), **fields}
+        event = {"event": event_kind, "who": self._who, "at": time.time(), **fields}
         self._file.write(json.dumps(event) + "\n")
         self._file.flush()
 

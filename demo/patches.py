@@ -30,10 +30,10 @@ class PatchSender:
             version=receipt.version,
             kind=receipt.kind,
             changed=receipt.changed,
-            elements=receipt.elements,
+            elements=receipt.units,
             nbytes=receipt.nbytes,
             full_nbytes=receipt.full_nbytes,
-            digest=str(receipt.state_digest),
+            digest=receipt.state_digest,
             parts=dict(receipt.seconds),
         )
 
@@ -52,12 +52,11 @@ class PatchReceiver:
 
     def advance(self, timeout: float) -> Received | None:
         """Fetch the newest version and apply it."""
-        update = self._subscriber.fetch() if timeout <= 0 else self._subscriber.wait(timeout=timeout)
+        update = self._subscriber.fetch() if timeout <= 0 else self._subscriber.wait(timeout, poll=0.05)
         if update is None:
             return None
         started = time.perf_counter()
         self._subscriber.apply(update)
         applied = time.perf_counter() - started
-        base, self.version, self.digest = self.version, self._subscriber.version, str(self._subscriber.state_digest)
-        fetched = float(sum(update.seconds.values()))
-        return Received(base, update.version, update.kind, update.patches, update.nbytes, self.digest, fetched, applied)
+        base, self.version, self.digest = self.version, update.version, update.state_digest
+        return Received(base, update.version, update.kind, update.patches, update.nbytes, self.digest, update.seconds, applied)

@@ -22,9 +22,9 @@ class Settings:
     workers: int = 2
     seed: int = 0
     learning_rate: float = 3e-6
-    prompts_per_step: int = 8
+    prompts_per_step: int = 6
     samples_per_prompt: int = 8
-    micro_batch: int = 16
+    micro_batch: int = 24
     max_tokens: int = 16
     temperature: float = 1.0
     held_out: int = 12

@@ -66,11 +66,11 @@ class Worker:
 
     def follow(self, at_least: int | None = None) -> None:
         """Take what is new; with `at_least`, wait until it is there."""
-        self._hash_before_change()
         if at_least is None:
             update = self._receiver.advance(0.0)
             updates = [] if update is None else [update]
         else:
+            self._hash()
             updates = catch_up(self._receiver, at_least, _SYNC_SECONDS)
         for update in updates:
             self._log.write("applied", **vars(update))
@@ -94,14 +94,10 @@ class Worker:
         )
 
     def _while_idle(self) -> None:
-        """Look for a newer version; hash the live weights once nothing has happened for a while."""
-        self.follow()
-        if time.monotonic() - self._busy_until > _IDLE_SECONDS:
-            self._hash()
-
-    def _hash_before_change(self) -> None:
-        """A version that never saw an idle second is hashed before it goes, if another one is due."""
-        if self._receiver.version is not None and time.monotonic() - self._busy_until > _IDLE_SECONDS:
+        """Hash the live weights once nothing has happened for a while; only then look for a newer version."""
+        if self._receiver.version == self._hashed[0]:
+            self.follow()
+        elif time.monotonic() - self._busy_until > _IDLE_SECONDS:
             self._hash()
 
     def _hash(self) -> str:

@@ -59,7 +59,7 @@ __all__ = [
 ]
 
 
-def __getattr__(name: str) -> Any:  # noqa: ANN401  whatever the name stands for
+def __getattr__(name: str) -> Any:
     """Load a public name where it is first used: `pulse --help` then starts without numpy."""
     if name not in _HOMES:
         raise AttributeError(f"module 'pulse' has no attribute {name!r}")

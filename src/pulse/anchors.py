@@ -8,7 +8,6 @@ from pathlib import Path
 from pulse import checkpoint
 from pulse.bits import TensorBits
 from pulse.digest import Sum
-from pulse.errors import FileError
 from pulse.manifest import Anchor, File, Payload, TensorIndex
 
 Put = Callable[[bytes], Payload]
@@ -27,17 +26,10 @@ def weight_files(tensors: Mapping[str, TensorBits], limit: int) -> Iterator[tupl
 def put_anchor(put: Put, weights: Iterable[tuple[str, bytes]], companions: Mapping[str, Path]) -> Anchor:
     """Store the files of an anchor."""
     stored = tuple(File(name, put(data)) for name, data in weights)
-    beside = tuple(File(name, put(_contents(path))) for name, path in sorted(companions.items()))
+    beside = tuple(File(name, put(checkpoint.read_file(path))) for name, path in sorted(companions.items()))
     return Anchor(stored, beside)
 
 
 def put_index(put: Put, tensors: Mapping[str, TensorBits], sums: Mapping[str, Sum], aliases: Mapping[str, str]) -> Payload:
     """Store the index that says what a receiver must match."""
     return put(TensorIndex({name: bits.spec for name, bits in tensors.items()}, sums, dict(aliases)).to_bytes())
-
-
-def _contents(path: Path) -> bytes:
-    try:
-        return path.read_bytes()
-    except OSError as error:
-        raise FileError(f"{path}: {error.strerror}") from error

@@ -22,6 +22,8 @@ from numpy.typing import NDArray
 from pulse.errors import FormatError, WeightsMismatch
 
 
+MAX_DIMENSIONS = 64  # numpy's and torch's own limit
+MAX_ELEMENTS = 1 << 60  # so that every size in bytes and every position fits 64 bits, signed
 UNSIGNED = {1: np.dtype("<u1"), 2: np.dtype("<u2"), 4: np.dtype("<u4"), 8: np.dtype("<u8")}
 
 
@@ -64,10 +66,16 @@ def dtype_of(name: str) -> DType:
 
 @dataclass(frozen=True, slots=True)
 class Spec:
-    """What a tensor is, without its bits."""
+    """What a tensor is, without its bits. `FormatError` for a shape that no array library could hold."""
 
     dtype: str
     shape: tuple[int, ...]
+
+    def __post_init__(self) -> None:
+        if len(self.shape) > MAX_DIMENSIONS:
+            raise FormatError(f"a shape of {len(self.shape)} dimensions; {MAX_DIMENSIONS} are possible")
+        if math.prod(max(size, 1) for size in self.shape) > MAX_ELEMENTS:
+            raise FormatError(f"{self}: more than {MAX_ELEMENTS} elements")
 
     @property
     def nbytes(self) -> int:
@@ -149,17 +157,24 @@ def as_bits(tensor: object) -> TensorBits:
     raise WeightsMismatch(f"a tensor, numpy array or TensorBits is wanted, not {type(tensor).__name__}")
 
 
-def bits_like(bits: TensorBits, like: object) -> Any:  # noqa: ANN401  as many kinds come out as go in
-    """`bits` as the kind of thing that `like` is: `TensorBits`, numpy array or torch tensor."""
+def bits_like(bits: TensorBits, like: Any) -> Any:  # noqa: ANN401  as many kinds come out as go in
+    """`bits` as the kind of thing that `like` is: numpy array, torch tensor on the same device, or else `TensorBits`."""
     if isinstance(like, np.ndarray):
-        names = {code: name for name, code in _NUMPY_CODES.items()}
-        native = like.dtype if _NUMPY_CODES.get(like.dtype.name) == bits.dtype else np.dtype(names[bits.dtype])
+        native = like.dtype if _NUMPY_CODES.get(like.dtype.name) == bits.dtype else _numpy_dtype(bits.dtype)
         return bits.flat.view(native.newbyteorder("<")).reshape(bits.shape)
-    if isinstance(like, TensorBits):
+    if like is None or isinstance(like, TensorBits):
         return bits
     from pulse.torch.tensors import bits_tensor  # noqa: PLC0415
 
-    return bits_tensor(bits)
+    return bits_tensor(bits).to(like.device)
+
+
+def _numpy_dtype(code: str) -> np.dtype[Any]:
+    names = {code: name for name, code in _NUMPY_CODES.items()}
+    try:
+        return np.dtype(names[code])
+    except (KeyError, TypeError) as error:
+        raise WeightsMismatch(f"numpy has no dtype for {code} (the ml_dtypes package adds BF16 and FP8)") from error
 
 
 def to_key(units: NDArray[Any], dtype: DType) -> NDArray[Any]:

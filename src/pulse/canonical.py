@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import reprlib
 from collections.abc import Callable
 from typing import Any, TypeVar
 
@@ -10,6 +11,10 @@ from pulse.errors import FormatError
 
 T = TypeVar("T")
 _HEX = set("0123456789abcdef")
+
+_brief = reprlib.Repr()
+_brief.maxstring = _brief.maxother = _brief.maxlong = 200
+shown = _brief.repr  # a value in a message: whatever it is, a short line
 
 
 def to_json(value: Any) -> bytes:  # noqa: ANN401  JSON
@@ -22,6 +27,8 @@ def from_json(data: bytes | memoryview, what: str) -> dict[str, Any]:
     try:
         value = json.loads(bytes(data))
         same = to_json(value) == data
+        if b"\\ud" in bytes(data):
+            json.dumps(value, ensure_ascii=False).encode()  # fails for half a surrogate pair, which is no text
     except (ValueError, RecursionError) as error:
         raise FormatError(f"{what}: not JSON: {error}") from error
     if not isinstance(value, dict) or not same:
@@ -32,14 +39,14 @@ def from_json(data: bytes | memoryview, what: str) -> dict[str, Any]:
 def natural(value: object) -> int:
     """`value`, if it is an integer from 0 to 2^63 - 1; `FormatError` otherwise, as for all that follow."""
     if type(value) is not int or not 0 <= value < 1 << 63:
-        raise FormatError(f"{value!r} is not a natural number")
+        raise FormatError(f"{shown(value)} is not a natural number")
     return value
 
 
 def text(value: object) -> str:
     """`value`, if it is a string."""
     if not isinstance(value, str):
-        raise FormatError(f"{value!r} is not a string")
+        raise FormatError(f"{shown(value)} is not a string")
     return value
 
 
@@ -48,7 +55,7 @@ def hexadecimal(digits: int) -> Callable[[object], str]:
 
     def read(value: object) -> str:
         if len(text(value)) != digits or set(text(value)) - _HEX:
-            raise FormatError(f"{value!r} is not {digits} hexadecimal digits")
+            raise FormatError(f"{shown(value)} is not {digits} hexadecimal digits")
         return text(value)
 
     return read
@@ -68,7 +75,7 @@ def tuple_of(read: Callable[[object], T]) -> Callable[[object], tuple[T, ...]]:
 
     def read_all(value: object) -> tuple[T, ...]:
         if not isinstance(value, list):
-            raise FormatError(f"{value!r} is not a list")
+            raise FormatError(f"{shown(value)} is not a list")
         return tuple(read(item) for item in value)
 
     return read_all
@@ -77,10 +84,10 @@ def tuple_of(read: Callable[[object], T]) -> Callable[[object], tuple[T, ...]]:
 def fields(value: object, **readers: Callable[[object], Any]) -> dict[str, Any]:
     """The fields of a JSON object, each by its reader; exactly these must be there."""
     if not isinstance(value, dict):
-        raise FormatError(f"{value!r} is not an object")
+        raise FormatError(f"{shown(value)} is not an object")
     if set(value) != set(readers):
         missing, unknown = sorted(set(readers) - set(value)), sorted(set(value) - set(readers))
-        raise FormatError(f"missing fields {missing}, unknown fields {unknown}")
+        raise FormatError(f"missing fields {shown(missing)}, unknown fields {shown(unknown)}")
     found = {}
     for name, read in readers.items():
         try:

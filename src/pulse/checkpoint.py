@@ -11,22 +11,25 @@ import os
 import re
 import struct
 import uuid
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from itertools import pairwise
+from itertools import chain, pairwise
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from pulse.bits import DTYPES, Spec, TensorBits, dtype_of
-from pulse.errors import FileError, FormatError
+from pulse.canonical import shown
+from pulse.errors import FileError, FormatError, WeightsMismatch
 
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
 SHARD_BYTES = 2 << 30
 _MAX_HEADER = 100_000_000  # the safetensors library's own limit
 _WEIGHTS = re.compile(r".*\.(safetensors|bin|pt|pth|gguf|onnx|h5|msgpack)$|model\.safetensors\.index\.json$")
+_SHARD = re.compile(r"[^/\0]+\.safetensors")
+_OURS = re.compile(r"model(-\d{5,}-of-\d{5,})?\.safetensors|model\.safetensors\.index\.json")
 
 
 def parse(data: memoryview, what: str) -> dict[str, TensorBits]:
@@ -37,7 +40,8 @@ def parse(data: memoryview, what: str) -> dict[str, TensorBits]:
     if size > min(_MAX_HEADER, len(data) - 8):
         raise FormatError(f"{what}: not a safetensors file, or truncated: its header claims {size} of {len(data)} bytes")
     try:
-        header = json.loads(bytes(data[8 : 8 + size]))
+        header = json.loads(str(data[8 : 8 + size], "utf-8"), object_pairs_hook=_once)
+        "".join(header).encode()  # fails for half a surrogate pair, which is no text
     except (ValueError, RecursionError) as error:
         raise FormatError(f"{what}: its header is not JSON: {error}") from error
     if not isinstance(header, dict):
@@ -52,14 +56,23 @@ def parse(data: memoryview, what: str) -> dict[str, TensorBits]:
     return {name: _tensor(spec, body[lo:hi]) for name, (spec, (lo, hi)) in entries.items()}
 
 
+def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        raise ValueError("a name is listed twice")
+    return found
+
+
 def _entry(value: object, what: str) -> tuple[Spec, tuple[int, int]]:
     if not isinstance(value, dict) or not {"dtype", "shape", "data_offsets"} <= set(value):
         raise FormatError(f"{what}: no dtype, shape and data_offsets")
     shape, offsets = value["shape"], value["data_offsets"]
     numbers = [*shape, *offsets] if isinstance(shape, list) and isinstance(offsets, list) else [None]
     if any(type(number) is not int or number < 0 for number in numbers) or len(offsets) != 2:  # noqa: PLR2004
-        raise FormatError(f"{what}: shape {shape!r}, offsets {offsets!r}")
-    spec = Spec(dtype_of(str(value["dtype"])).name, tuple(shape))
+        raise FormatError(f"{what}: shape {shown(shape)}, offsets {shown(offsets)}")
+    if value["dtype"] not in list(DTYPES):
+        raise FormatError(f"{what}: unknown dtype {shown(value['dtype'])}; known are {', '.join(DTYPES)}")
+    spec = Spec(value["dtype"], tuple(shape))
     if spec.nbytes != offsets[1] - offsets[0]:
         raise FormatError(f"{what}: {spec} takes {spec.nbytes} bytes, its offsets give {offsets[1] - offsets[0]}")
     return spec, (offsets[0], offsets[1])
@@ -72,6 +85,8 @@ def _tensor(spec: Spec, data: memoryview) -> TensorBits:
 
 def serialize(tensors: Mapping[str, TensorBits]) -> bytes:
     """One safetensors file. Equal tensors give equal bytes: widest dtypes first, then names."""
+    if "__metadata__" in tensors:
+        raise WeightsMismatch("safetensors keeps the name __metadata__ for itself; no tensor may have it")
     order = sorted(tensors, key=lambda name: (-DTYPES[tensors[name].dtype].bits, name))
     header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     end = 0
@@ -122,13 +137,14 @@ def _read_directory(path: Path) -> dict[str, TensorBits]:
     try:
         where = json.loads(bytes(_mapped(path / INDEX)))["weight_map"]
         files = sorted(set(where.values()))
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        "".join(files).encode()
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise FormatError(f"{path / INDEX}: not an index of shards: {error!r}") from error
-    if any(not isinstance(name, str) or Path(name).name != name for name in files):
-        raise FormatError(f"{path / INDEX}: a shard that is not beside it: {files}")
+    if any(not _SHARD.fullmatch(name) for name in files):
+        raise FormatError(f"{path / INDEX}: a shard that is not a file beside it: {shown(files)}")
     tensors: dict[str, TensorBits] = {}
     for name in files:
-        found = read(path / name)
+        found = parse(_mapped(path / name), str(path / name))
         if set(found) != {tensor for tensor, file in where.items() if file == name}:
             raise FormatError(f"{path / name}: its tensors are not those that {INDEX} says")
         tensors |= found
@@ -157,18 +173,35 @@ def companions(path: str | os.PathLike[str]) -> Iterator[tuple[str, Path]]:
         raise FileError(f"{path}: no such file or directory")
 
 
+def read_file(path: str | os.PathLike[str]) -> bytes:
+    """A whole file; `FileError` where that cannot be."""
+    try:
+        return Path(path).read_bytes()
+    except OSError as error:
+        raise FileError(f"{path}: {error.strerror}") from error
+
+
 def write_file(path: str | os.PathLike[str], data: bytes | memoryview) -> None:
     """Write a file so that, whatever happens, `path` is as it was or whole. `FileError` where that cannot be."""
-    path = Path(path)
-    temporary = path.parent / f".{path.name}.{uuid.uuid4().hex[:8]}.tmp"
-    with writing(path):
-        try:
-            with temporary.open("xb") as file:
+    _write_files([(Path(path), data)])
+
+
+def _write_files(files: Iterable[tuple[Path, bytes | memoryview]]) -> None:
+    """`write_file` for several: none is put in its place before all are on the disk."""
+    staged: list[tuple[Path, Path]] = []
+    try:
+        for path, data in files:
+            temporary = path.parent / f".{path.name}.{uuid.uuid4().hex[:8]}.tmp"
+            staged.append((temporary, path))
+            with writing(path), temporary.open("xb") as file:
                 file.write(data)
                 file.flush()
                 os.fsync(file.fileno())
-            temporary.replace(path)
-        finally:
+        for temporary, path in staged:
+            with writing(path):
+                temporary.replace(path)
+    finally:
+        for temporary, _ in staged:
             temporary.unlink(missing_ok=True)
 
 
@@ -178,11 +211,14 @@ def writing(path: str | os.PathLike[str]) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise FileError(f"cannot write {path}: {error.strerror}; nothing was left there") from error
+        raise FileError(f"cannot write {path}: {error.strerror}; what was there is unchanged") from error
 
 
 def write(path: str | os.PathLike[str], tensors: Mapping[str, TensorBits], *, limit: int = SHARD_BYTES) -> list[Path]:
-    """Write tensors as one `.safetensors` file, or into a directory in the Hugging Face layout. Returns the files written."""
+    """Write tensors as one `.safetensors` file, or into a directory in the Hugging Face layout. Returns the files written.
+
+    Weights that were in the directory under this layout's names are replaced; other files stay.
+    """
     path = Path(path)
     if path.suffix == ".safetensors":
         write_file(path, serialize(tensors))
@@ -191,9 +227,12 @@ def write(path: str | os.PathLike[str], tensors: Mapping[str, TensorBits], *, li
         path.mkdir(parents=True, exist_ok=True)
     specs = {name: bits.spec for name, bits in tensors.items()}
     files = layout(specs, limit)
-    for file, names in files.items():
-        write_file(path / file, serialize({name: tensors[name] for name in names}))
-    if len(files) > 1:
-        write_file(path / INDEX, index_json(files, specs))
-        return [path / INDEX, *(path / file for file in files)]
-    return [path / file for file in files]
+    shards = ((path / file, serialize({name: tensors[name] for name in names})) for file, names in files.items())
+    index = [(path / INDEX, index_json(files, specs))] if len(files) > 1 else []
+    _write_files(chain(shards, index))
+    written = [*(place for place, _ in index), *(path / file for file in files)]
+    with writing(path):
+        for stale in set(path.iterdir()) - set(written):
+            if _OURS.fullmatch(stale.name):
+                stale.unlink()
+    return written

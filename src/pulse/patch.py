@@ -8,6 +8,8 @@ carried whole.
 
 from __future__ import annotations
 
+import math
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
@@ -42,7 +44,7 @@ class Part:
         if self.span is not None:
             return self.span[1] - self.span[0]
         if self.box is not None:
-            return int(np.prod([stop - start for start, stop in self.box], dtype=np.int64))
+            return math.prod(stop - start for start, stop in self.box)
         return self.spec.units
 
     def check(self) -> None:
@@ -185,13 +187,15 @@ def resolve(patch: Patch, old: Mapping[str, TensorBits]) -> Patch:
 
 
 def relate(patch: Patch, old: Mapping[str, TensorBits]) -> Patch:
-    """The inverse of `resolve`: the same patch with steps for values."""
+    """The inverse of `resolve`: the same patch with steps for values. What is written but does not differ drops out."""
     if patch.values == "steps":
         return patch
     changes = []
     for change in patch.changes:
         before = _base_of(change, old).flat[change.located]
-        changes.append(replace(change, values=steps_between(before, change.values, dtype_of(change.part.spec.dtype))))
+        steps = steps_between(before, change.values, dtype_of(change.part.spec.dtype))
+        moved = steps != 0
+        changes.append(TensorPatch(change.part, change.positions[moved], steps[moved]))
     return replace(patch, changes=tuple(changes), values="steps")
 
 
@@ -217,7 +221,7 @@ def apply(patch: Patch, old: Mapping[str, Any]) -> dict[str, Any]:
     before = {name: as_bits(tensor) for name, tensor in old.items()}
     if patch.base is not None and (found := digest.digest_of(before)) != patch.base:
         _explain_shapes(patch, before)
-        raise BaseMismatch(f"the patch applies to weights with state digest {patch.base}; these have {found}")
+        raise BaseMismatch(f"the patch applies to weights with state digest {patch.base}; these have {found}: find its base, or an anchor")
     after = apply_bits(patch, before)
     if patch.result is not None and (found := digest.digest_of(after)) != patch.result:
         raise DigestMismatch(f"the result should have state digest {patch.result}, but has {found}: discard it")
@@ -239,17 +243,19 @@ def compose(first: Patch, second: Patch) -> Patch:
     """
     if first.result is not None and second.base is not None and first.result != second.base:
         raise BaseMismatch(f"the second patch applies to state digest {second.base}, the first one makes {first.result}")
-    if first.values != second.values and first.changes and second.changes:
-        raise WeightsMismatch(f"a patch of {first.values} and one of {second.values} do not compose; resolve or relate one of them")
-    values = second.values if second.changes else first.values
     gone = set(second.removed) | set(second.whole)
     whole = {name: bits for name, bits in first.whole.items() if name not in gone}
     on_whole = tuple(change for change in second.changes if change.part.name in whole)
+    earlier = [change for change in first.changes if change.part.name not in gone]
+    later = [change for change in second.changes if change.part.name not in whole]
+    if first.values != second.values and earlier and later:
+        raise WeightsMismatch(f"a patch of {first.values} and one of {second.values} do not compose; resolve or relate one of them")
+    if lost := sorted({change.part.name for change in later} & set(first.removed)):
+        raise WeightsMismatch(f"the second patch changes {', '.join(lost)}, which the first one removes")
+    values = second.values if later else first.values
     whole = apply_bits(Patch(on_whole, values=second.values), whole) | dict(second.whole)
-    rest = [change for change in first.changes if change.part.name not in gone]
-    rest += [change for change in second.changes if change.part.name not in whole]
     removed = tuple(sorted((set(first.removed) | set(second.removed)) - set(whole)))
-    return Patch(tuple(_merged(rest, values)), whole, removed, values, first.base, second.result)
+    return Patch(tuple(_merged(earlier + later, values)), whole, removed, values, first.base, second.result)
 
 
 def _merged(changes: list[TensorPatch], values: str) -> Iterator[TensorPatch]:
@@ -259,24 +265,28 @@ def _merged(changes: list[TensorPatch], values: str) -> Iterator[TensorPatch]:
         by_name.setdefault(change.part.name, []).append(change)
     for name in sorted(by_name):
         group = by_name[name]
-        parts = list(dict.fromkeys(change.part for change in group))
-        if len(parts) > 1 and any(sum(change.part == part for change in group) != 2 for part in parts):  # noqa: PLR2004
+        if len({change.part.spec for change in group}) > 1:
+            raise WeightsMismatch(f"{name}: the patches disagree on its dtype or shape")
+        cuts = Counter(change.part for change in group)
+        if len(cuts) > 1 and set(cuts.values()) != {2}:
             group = [replace(change, part=Part(name, change.part.spec), positions=change.located) for change in group]
-            parts = [group[0].part]
-        for part in parts:
-            merged = _merge([change for change in group if change.part == part], values)
+        by_part: dict[Part, list[TensorPatch]] = {}
+        for change in group:
+            by_part.setdefault(change.part, []).append(change)
+        for same in by_part.values():
+            merged = _merge(same, values)
             if merged.positions.size:
                 yield merged
 
 
 def _merge(group: list[TensorPatch], values: str) -> TensorPatch:
     """Several changes of one part, in order, as one."""
-    if len({change.part.spec for change in group}) > 1:
-        raise WeightsMismatch(f"{group[0].part.name}: the patches disagree on its dtype or shape")
     if len(group) == 1 and bool(np.all(np.diff(group[0].positions.astype(np.int64)) > 0)):
         return group[0]
     positions = np.concatenate([change.positions for change in group])
     numbers = np.concatenate([change.values for change in group])
+    if positions.size == 0:
+        return group[0]
     order = np.argsort(positions, kind="stable")
     positions, numbers = positions[order], numbers[order]
     last = np.append(positions[1:] != positions[:-1], True)  # noqa: FBT003  numpy's own signature

@@ -55,9 +55,9 @@ class Receipt:
 
 @dataclass(frozen=True, slots=True)
 class _Snapshot:
-    """What changed since the baseline, taken while the weights stood still; `patch` is None if only an anchor will do."""
+    """What changed since the baseline (or, without one, everything), taken while the weights stood still."""
 
-    patch: Patch | None
+    patch: Patch
     sums: dict[str, Sum]
     state_digest: str
     seconds: float
@@ -71,7 +71,8 @@ class Publisher:
 
     A publish that fails changes nothing: the baseline (what the world last saw) stays, so the next one contains those changes too.
     A publisher that opens a store which holds a run already continues it with a higher epoch, and the older one stops with `Fenced`:
-    if the weights equal the newest version it goes on with patches, otherwise with an anchor.
+    if the weights equal the newest version it goes on with patches, otherwise with an anchor. `baseline` is for those who have the
+    newest version's bits beside weights that have moved on: then patches go on, too.
 
     Memory: one copy of the view on the host (the baseline), and another one while an anchor is being made and uploaded.
     `single_writer=True` accepts a store without put-if-absent: then nothing protects the run from a second publisher.
@@ -85,6 +86,7 @@ class Publisher:
         anchor_every: int = 50,
         files: Iterable[str | os.PathLike[str]] = (),
         encoding: codec.Encoding = "portable",
+        baseline: Mapping[str, TensorBits] | None = None,
         single_writer: bool = False,
         shard_bytes: int = checkpoint.SHARD_BYTES,
     ) -> None:
@@ -108,16 +110,16 @@ class Publisher:
         self._sums: dict[str, Sum] = {}
         self._index = Payload(0, "")
         self._reason = "first version"
-        self._take_over()
+        self._take_over(baseline)
 
-    def _take_over(self) -> None:
+    def _take_over(self, baseline: Mapping[str, TensorBits] | None) -> None:
         """Continue the run that the store holds, if it holds one."""
         head = self._committer.head
         if head is None:
             return
         index = self._versions.index(head.tensors)
-        specs = self._weights.specs()
-        tensors = {name: self._weights.read(name) for name in specs}
+        tensors = baseline or {name: self._weights.read(name) for name in self._weights.specs()}
+        specs = {name: bits.spec for name, bits in tensors.items()}
         sums = tensor_sums(tensors)
         if dict(index.specs) == specs and state_digest(specs, sums) == head.state_digest:
             self._baseline = {name: bits.copy() for name, bits in tensors.items()}

@@ -11,7 +11,7 @@ from __future__ import annotations
 import hashlib
 import struct
 from collections.abc import Mapping, Sequence
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from typing import Any
 
 from pulse.canonical import from_json, to_json
@@ -23,14 +23,23 @@ VERSION = 0
 _PREFIX = struct.Struct("<8sHHII")
 _TRAILER = 32
 _MAX_HEADER = 1 << 28  # 256 MiB: two million tensors with long names
+_FREE_HEADER = 1 << 20  # a header up to this size may be packed however well
+_MAX_PACKING = 64  # a larger one at most so many times: parsed JSON takes up to 25 times its text in memory
 
 
 def write(header: Mapping[str, Any], sections: Sequence[bytes]) -> bytes:
     """One container."""
     raw = to_json({**header, "sections": [len(section) for section in sections]})
     stored = pack(raw)
+    if len(raw) > _header_limit(len(stored)):
+        stored = raw
     body = b"".join([_PREFIX.pack(MAGIC, VERSION, 0, len(stored), len(raw)), stored, *sections])
     return body + hashlib.sha256(body).digest()
+
+
+def _header_limit(stored: int) -> int:
+    """How large a header may be that is stored in so many bytes."""
+    return min(_MAX_HEADER, max(stored, _FREE_HEADER + _MAX_PACKING * stored))
 
 
 def read_header(data: bytes | memoryview) -> tuple[dict[str, Any], int]:
@@ -43,8 +52,10 @@ def read_header(data: bytes | memoryview) -> tuple[dict[str, Any], int]:
     if version != VERSION or flags != 0:
         raise UnsupportedFormat(f"patch format version {version}, flags {flags:#x}; this reader knows version {VERSION} without flags")
     end = _PREFIX.size + stored
-    if raw > _MAX_HEADER or end > len(data):
-        raise FormatError(f"the header claims {stored} bytes ({raw} unpacked), but only {len(data) - _PREFIX.size} follow")
+    if end > len(data):
+        raise FormatError(f"the patch header claims {stored} bytes, but only {len(data) - _PREFIX.size} follow: truncated or altered")
+    if raw > _header_limit(stored):
+        raise FormatError(f"the patch header claims to unpack from {stored} to {raw} bytes; the limit is {_header_limit(stored)}")
     return from_json(unpack(memoryview(data)[_PREFIX.size : end], raw, "patch header"), "patch header"), end
 
 
@@ -64,5 +75,4 @@ def read(data: bytes | memoryview) -> tuple[dict[str, Any], list[memoryview]]:
         raise FormatError("patch header: 'sections' is not a list of sizes")
     if start + sum(sizes) != len(view) - _TRAILER:
         raise FormatError(f"patch header: sections of {sum(sizes)} bytes, but {len(view) - _TRAILER - start} are there")
-    ends = [start, *accumulate(sizes, initial=start)][1:]
-    return header, [view[lo:hi] for lo, hi in zip(ends, ends[1:], strict=False)]
+    return header, [view[lo:hi] for lo, hi in pairwise(accumulate(sizes, initial=start))]

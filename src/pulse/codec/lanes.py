@@ -37,8 +37,9 @@ class Lane:
 
     def blocks(self, size: int) -> Iterator[tuple[int, int]]:
         """The (start, stop) of each block."""
-        for start in range(0, self.borders[-1], size):
-            yield start, min(start + size, self.borders[-1])
+        end = self.borders[-1]
+        for start in range(0, end, size):
+            yield start, min(start + size, end)
 
 
 def lanes_of(parts: Sequence[Part]) -> list[Lane]:

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pulse.bits import Spec, TensorBits, as_bits, dtype_of
-from pulse.canonical import fields, natural, optional, state_digits, text, tuple_of
+from pulse.canonical import fields, natural, optional, shown, state_digits, text, tuple_of
 from pulse.codec import container
 from pulse.codec.lanes import BLOCK, MAX_BLOCK, Lane, from_gaps, join, lanes_of, split, to_gaps
 from pulse.codec.sections import pack_planes, unpack_planes, unzigzag, zigzag
@@ -26,12 +26,16 @@ def encode(patch: Patch, base: Mapping[str, Any] | None = None, *, encoding: Enc
     """The bytes of `patch`. `base` (name -> tensor) is needed only where the values must be converted: bits to steps or back."""
     if encoding not in ENCODINGS:
         raise ValueError(f"encoding {encoding!r}; known are {', '.join(ENCODINGS)}")
+    if not 1 <= block <= MAX_BLOCK:
+        raise ValueError(f"blocks of {block} units; 1 to {MAX_BLOCK} are possible")
     if patch.values != _VALUES[encoding] and patch.changes:
         if base is None:
             raise ValueError(f"the {encoding} encoding of a patch of {patch.values} needs base=, the weights that it applies to")
         old = {change.part.name: as_bits(base[change.part.name]) for change in patch.changes if change.part.name in base}
         patch = relate(patch, old) if encoding == "portable" else resolve(patch, old)
     changes = {change.part: change for change in patch.changes}
+    if len(changes) != len(patch.changes):
+        raise ValueError("the patch lists a part twice; compose its changes first")
     sections: list[bytes] = []
     blocks = [_pack_block(*found, sections, fold=encoding == "portable") for found in _blocks(changes, block)]
     chunks = []
@@ -107,7 +111,8 @@ def decode(blob: bytes | memoryview, base: Mapping[str, Any] | None = None, *, m
     """The patch in these bytes; with `base`, its values are bits, read against it.
 
     Raises `FormatError` for bytes that are not a patch, and for one that would take more than `max_bytes` to decode (default: 64 MiB
-    plus 4096 times its size, far above what honest patches need). Nothing is executed, whatever the bytes are.
+    plus 4096 times its size, far above what honest patches need, unless they carry large tensors of one constant). Nothing is
+    executed, whatever the bytes are.
     """
     raw, sections = container.read(blob)
     header = parse_header(raw)
@@ -116,25 +121,38 @@ def decode(blob: bytes | memoryview, base: Mapping[str, Any] | None = None, *, m
         raise FormatError(f"the patch claims {header.decoded_bytes} bytes from {len(blob)}; the limit is {limit} (max_bytes=)")
     _check_sections(header, len(sections))
     queue = iter(sections)
-    changes = {change.part: change for lane in _decoded_lanes(header, queue) for change in lane}
+    changes = {change.part: change for change in _decode_changes(header, queue)}
     for part, count in header.parts:
         if changes[part].positions.size != count:
             raise FormatError(f"{part.name}: the header says {count} changes, the blocks hold {changes[part].positions.size}")
     whole = _decode_whole(header, queue)
     ordered = tuple(changes[part] for part, _ in header.parts)
+    _check_disjoint(ordered)
     patch = Patch(ordered, whole, header.removed, _VALUES[header.encoding], header.base, header.result)
     if base is None:
         return patch
     return resolve(patch, {part.name: as_bits(base[part.name]) for part, _ in header.parts if part.name in base})
 
 
-def _decoded_lanes(header: Header, queue: Iterator[memoryview]) -> Iterator[Iterator[TensorPatch]]:
+def _decode_changes(header: Header, queue: Iterator[memoryview]) -> Iterator[TensorPatch]:
     entries = iter(header.blocks)
     for lane in header.lanes:
         found = [_unpack_block(next(entries), lane, span, queue, header) for span in lane.blocks(header.block)]
         positions = [pair[0] for pair in found] or [np.empty(0, np.uint64)]
         values = [pair[1] for pair in found] or [np.empty(0, lane.dtype.unsigned)]
-        yield split(lane, np.concatenate(positions), np.concatenate(values))
+        yield from split(lane, np.concatenate(positions), np.concatenate(values))
+
+
+def _check_disjoint(changes: tuple[TensorPatch, ...]) -> None:
+    """Parts of one tensor may not write one unit twice: the result would depend on their order, and steps would be lost."""
+    by_name: dict[str, list[TensorPatch]] = {}
+    for change in changes:
+        by_name.setdefault(change.part.name, []).append(change)
+    for name, group in by_name.items():
+        if len(group) > 1:
+            located = np.concatenate([change.located for change in group])
+            if np.unique(located).size != located.size:
+                raise FormatError(f"{name}: its parts overlap: a unit is written twice")
 
 
 def _unpack_block(
@@ -170,6 +188,14 @@ def check_specs(header: Header, specs: Mapping[str, Spec]) -> None:
             raise WeightsMismatch(f"{part.name}: the patch changes {part.spec}, here it is {specs.get(part.name, 'missing')}")
 
 
+def inspect(blob: bytes | memoryview) -> Header:
+    """What a whole patch says of itself, its trailer digest checked, without decoding it."""
+    raw, sections = container.read(blob)
+    header = parse_header(raw)
+    _check_sections(header, len(sections))
+    return header
+
+
 def read_header(blob: bytes | memoryview) -> Header:
     """What the patch says of itself, without decoding it."""
     raw, _ = container.read_header(blob)
@@ -181,7 +207,7 @@ def parse_header(raw: dict[str, Any]) -> Header:
     """A header from its JSON object; `FormatError` for anything that does not add up."""
     encoding = raw.get("encoding")
     if encoding not in ENCODINGS:
-        raise UnsupportedFormat(f"encoding {encoding!r}; this reader knows {', '.join(ENCODINGS)}")
+        raise UnsupportedFormat(f"encoding {shown(encoding)}; this reader knows {', '.join(ENCODINGS)}")
     try:
         header = Header(**fields(raw, **_READERS))
     except FormatError as error:
@@ -199,12 +225,17 @@ def _check_header(header: Header) -> None:
             raise FormatError(f"{part.name}: {count} changes in {part.units} units")
     if len({part for part, _ in header.parts}) != len(header.parts):
         raise FormatError("patch header: a part is listed twice")
-    names = [name for name, _ in header.whole]
-    if len(set(names)) != len(names) or {part.name for part, _ in header.parts} & set(names) or set(header.removed) & set(names):
+    patched = {part.name for part, _ in header.parts}
+    if len({(part.name, part.spec) for part, _ in header.parts}) != len(patched):
+        raise FormatError("patch header: a tensor is listed with two dtypes or shapes")
+    names = [*patched, *(name for name, _ in header.whole), *header.removed]
+    if len(set(names)) != len(names):
         raise FormatError("patch header: a tensor is listed twice")
     sizes = [stop - start for lane in header.lanes for start, stop in _few_blocks(lane, header)]
     if len(sizes) != len(header.blocks) or any(entry[0] > size for entry, size in zip(header.blocks, sizes, strict=True)):
         raise FormatError("patch header: the blocks do not fit the parts")
+    if sum(entry[0] for entry in header.blocks) != sum(count for _, count in header.parts):
+        raise FormatError("patch header: the blocks hold more or fewer changes than the parts")
     chunks = sum(-(-spec.units // header.block) for _, spec in header.whole)
     if chunks != len(header.chunks):
         raise FormatError("patch header: the chunks do not fit the whole tensors")
@@ -234,14 +265,14 @@ def _part_from_json(entry: object) -> tuple[Part, int]:
     part = Part(text(name), _spec(dtype, shape))
     if place is None:
         return part, natural(count)
-    kind, *numbers = _list(place)
+    kind, *numbers = _list(place) or [None]
     if kind == "span":
         start, stop = map(natural, _list(numbers, 2))
         return replace(part, span=(start, stop)), natural(count)
     if kind == "box":
         pairs = [_list(pair, 2) for pair in numbers]
         return replace(part, box=tuple((natural(lo), natural(hi)) for lo, hi in pairs)), natural(count)
-    raise UnsupportedFormat(f"{name}: unknown kind of part {kind!r}")
+    raise UnsupportedFormat(f"{shown(name)}: unknown kind of part {shown(kind)}")
 
 
 def _whole_from_json(entry: object) -> tuple[str, Spec]:
@@ -262,7 +293,7 @@ def _spec(dtype: object, shape: object) -> Spec:
 
 def _list(value: object, length: int | None = None) -> list[Any]:
     if not isinstance(value, list) or length not in (None, len(value)):
-        raise FormatError(f"{value!r} is not a list of {length or 'some'} values")
+        raise FormatError(f"{shown(value)} is not a list of {length or 'some'} values")
     return value
 
 

@@ -1,0 +1,44 @@
+"""The `pulse` command."""
+
+from __future__ import annotations
+
+import sys
+from typing import Annotated
+
+import typer
+
+from pulse import __version__
+from pulse.cli import chains, patches
+
+app = typer.Typer(
+    name="pulse",
+    help="RL policy weights from trainers to inference workers as lossless sparse patches.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+for command in (patches.diff, patches.apply, patches.inspect):
+    app.command(rich_help_panel="Two checkpoints")(command)
+for command in (chains.publish, chains.log, chains.pull, chains.verify, chains.follow):
+    app.command(rich_help_panel="A store of versions")(command)
+
+
+def _version(asked: bool) -> None:
+    if asked:
+        print(f"pulse {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def options(
+    version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")] = False,
+) -> None:
+    """RL policy weights from trainers to inference workers as lossless sparse patches."""
+
+
+def main() -> None:
+    """Run the command line."""
+    try:
+        app()
+    except KeyboardInterrupt:
+        sys.exit(130)

@@ -1,0 +1,223 @@
+"""`pulse publish`, `log`, `pull`, `verify`, `follow`: versions in a store."""
+
+from __future__ import annotations
+
+import signal
+import threading
+import time
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from pulse.cli.console import Json, emit, factor, percent, progress, reported, size, table
+from pulse.cli.patches import EncodingName
+
+if TYPE_CHECKING:
+    from pulse.follow import Followed
+    from pulse.manifest import Manifest
+
+Store = Annotated[
+    str, typer.Argument(help="A folder, file://, memory://, s3://, gs://, az://, or https:// (read only).", show_default=False)
+]
+StoreVersion = Annotated[
+    str, typer.Argument(metavar="STORE[@VERSION]", help="VERSION: a number, step:N, or newest (the default).", show_default=False)
+]
+
+
+@reported
+def publish(
+    store: Store,
+    checkpoint_path: Annotated[
+        str, typer.Argument(metavar="CHECKPOINT", help="A .safetensors file, a Hugging Face directory, or STORE@VERSION.")
+    ],
+    step: Annotated[int | None, typer.Option(min=0, help="The trainer's step, recorded beside the version.")] = None,
+    files: Annotated[
+        list[Path] | None, typer.Option("--files", help="Files or directories to put beside anchors (default: CHECKPOINT's own).")
+    ] = None,
+    anchor_every: Annotated[int, typer.Option(min=1, help="Add an anchor after this many patches.")] = 50,
+    encoding: Annotated[EncodingName, typer.Option(help="How the patch is written.")] = EncodingName.portable,
+    single_writer: Annotated[bool, typer.Option("--single-writer", help="Accept a store without put-if-absent.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Publish a checkpoint as the next version: a patch to the newest one, or an anchor if there is none."""
+    from pulse.cli.sources import read_weights
+    from pulse.publisher import Publisher
+    from pulse.store import open_store
+    from pulse.versions import Versions
+    from pulse.weights import MemoryWeights
+
+    target = open_store(store)
+    with progress("reading", as_json=as_json) as report:
+        tensors = read_weights(checkpoint_path, report)
+        versions = Versions(target)
+        newest = versions.newest()
+        baseline = None if newest is None else versions.restore(newest, report)
+    beside: list[Path] = files or ([Path(checkpoint_path)] if Path(checkpoint_path).is_dir() else [])
+    options: dict[str, Any] = {"anchor_every": anchor_every, "files": beside, "encoding": encoding.value, "single_writer": single_writer}
+    with Publisher(target, MemoryWeights(tensors), baseline=baseline, **options) as publisher:
+        receipt = publisher.publish(step)
+    lines = [
+        f"version {receipt.version} of {target.url}: {receipt.kind}, {size(receipt.nbytes)}"
+        + (f" ({receipt.reason})" if receipt.reason else ""),
+        f"  {receipt.changed:,} of {receipt.units:,} weights changed ({percent(receipt.changed, receipt.units)})",
+        f"  {factor(receipt.full_nbytes, receipt.nbytes)} smaller than the whole ({size(receipt.full_nbytes)})",
+        f"  state digest {receipt.state_digest}",
+    ]
+    emit({**asdict(receipt), "store": target.url, "ratio": receipt.ratio}, lines, as_json=as_json)
+
+
+@reported
+def log(
+    store: Store,
+    number: Annotated[int, typer.Option("-n", min=1, help="How many of the newest versions to show.")] = 20,
+    as_json: Json = False,
+) -> None:
+    """The versions in a store, newest last."""
+    from pulse.cli.sources import existing_store
+    from pulse.follow import resolve
+    from pulse.versions import Versions
+
+    versions = Versions(existing_store(store))
+    newest = resolve(versions, None)
+    shown = [versions.manifest(version) for version in range(max(0, newest.version - number + 1), newest.version + 1)]
+    anchors = {manifest.version for manifest in shown if manifest.anchor} | {newest.newest_anchor}
+    rows = [_log_row(manifest, anchors) for manifest in shown]
+    result = [
+        {
+            "version": manifest.version,
+            "kind": manifest.kind,
+            "anchor": manifest.version in anchors,
+            "step": manifest.step,
+            "created_ms": manifest.created,
+            "changed": manifest.changed,
+            "weights": manifest.units,
+            "bytes": manifest.nbytes,
+            "full_bytes": manifest.full_nbytes,
+            "epoch": manifest.epoch,
+            "state_digest": manifest.state_digest,
+            "metadata": dict(manifest.metadata),
+        }
+        for manifest in shown
+    ]
+    lines = [
+        f"{versions.store.url}: run {newest.run}, {newest.version + 1} versions, newest anchor {newest.newest_anchor}",
+        *table(("version", "kind", "step", "published", "changed", "size", "smaller", "B/change", "state digest"), rows),
+    ]
+    emit({"store": versions.store.url, "run": newest.run, "versions": result}, lines, as_json=as_json)
+
+
+def _log_row(manifest: Manifest, anchors: set[int]) -> tuple[str, ...]:
+    patch = manifest.kind == "patch"
+    return (
+        str(manifest.version),
+        manifest.kind + ("+anchor" if patch and manifest.version in anchors else ""),
+        "-" if manifest.step is None else str(manifest.step),
+        time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(manifest.created / 1000)),
+        percent(manifest.changed, manifest.units) if patch else "all",
+        size(manifest.nbytes),
+        factor(manifest.full_nbytes, manifest.nbytes) if patch else "-",
+        f"{manifest.nbytes / manifest.changed:.3g}" if patch and manifest.changed else "-",
+        manifest.state_digest[:12],
+    )
+
+
+@reported
+def pull(
+    source: StoreVersion,
+    target: Annotated[
+        Path, typer.Argument(metavar="DIR", help="A new directory, or NAME.safetensors for the weights alone.", show_default=False)
+    ],
+    as_json: Json = False,
+) -> None:
+    """Write one version as a directory that any tool loads. Its digests are proven first."""
+    from pulse import follow
+    from pulse.cli.sources import store_version
+
+    store, version = store_version(source)
+    with progress("pulling", as_json=as_json) as report:
+        manifest = follow.pull(store, version, target, report)
+    result = {"target": str(target), "version": manifest.version, "step": manifest.step, "state_digest": manifest.state_digest}
+    lines = [
+        f"{target}: version {manifest.version}"
+        + ("" if manifest.step is None else f" (step {manifest.step})")
+        + f", {size(manifest.full_nbytes)}",
+        f"  state digest {manifest.state_digest}, verified",
+    ]
+    emit(result, lines, as_json=as_json)
+
+
+@reported
+def verify(source: StoreVersion, as_json: Json = False) -> None:
+    """Prove a version: its chain of manifests, every payload it needs, and the digest of the weights they give."""
+    from pulse.cli.sources import store_version
+    from pulse.versions import Versions
+
+    store, version = store_version(source)
+    versions = Versions(store)
+    for number in range(version, -1, -1):  # each manifest that is read must be the one that the next names
+        versions.manifest(number)
+    way = versions.plan(version)
+    with progress("verifying", as_json=as_json) as report:
+        tensors = versions.restore_by(way, report)
+    start = way.start.version if way.start is not None else 0
+    manifest = versions.manifest(version)
+    result = {
+        "store": store.url,
+        "version": version,
+        "verified": True,
+        "anchor": start,
+        "patches": len(way.patches),
+        "bytes": way.nbytes,
+        "tensors": len(tensors),
+        "state_digest": manifest.state_digest,
+    }
+    lines = [
+        f"verified: version {version} of {store.url}",
+        f"  {version + 1} manifests in one chain; anchor {start} and {len(way.patches)} patches, {size(way.nbytes)}, of the right SHA-256",
+        f"  {len(tensors)} tensors with state digest {manifest.state_digest}",
+    ]
+    emit(result, lines, as_json=as_json)
+
+
+@reported
+def follow(
+    store: Store,
+    directory: Annotated[Path, typer.Argument(metavar="DIR", help="DIR/current will lead to the newest version.", show_default=False)],
+    once: Annotated[bool, typer.Option("--once", help="Stop when DIR holds the newest version there is now.")] = False,
+    timeout: Annotated[float | None, typer.Option(min=0, help="Stop after this many seconds without a new version.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Keep a directory at the newest version, until interrupted. DIR/current always leads to a whole, verified version."""
+    from pulse.cli.sources import existing_store
+    from pulse.follow import DirectoryFollower
+
+    stopping = threading.Event()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda *_: stopping.set())
+    with progress("fetching", as_json=as_json) as report:
+        follower = DirectoryFollower(existing_store(store), directory, progress=report)
+        with follower:
+            quiet = time.monotonic()
+            while not stopping.is_set():
+                followed = follower.advance(0 if once else 1, stopped=stopping.is_set)
+                if followed is not None:
+                    quiet = time.monotonic()
+                    _say(followed, follower.current, as_json=as_json)
+                elif once or (timeout is not None and time.monotonic() - quiet >= timeout):
+                    break
+        version = follower.version
+    if once or timeout is not None:
+        result = {"current": str(follower.current), "version": version}
+        emit(result, [f"{follower.current}: " + ("nothing is published yet" if version is None else f"version {version}")], as_json=as_json)
+
+
+def _say(followed: Followed, current: Path, *, as_json: bool) -> None:
+    how = "anchor" if followed.kind == "anchor" else f"{followed.patches} patch{'es' if followed.patches != 1 else ''}"
+    line = (
+        f"{current} -> version {followed.version}" + ("" if followed.step is None else f" (step {followed.step})") + f": {how}, "
+        f"{size(followed.nbytes)}, fetched in {followed.fetch_seconds:.2f} s, written in {followed.write_seconds:.2f} s, "
+        f"state digest {followed.state_digest[:12]} verified" + (f"; {followed.reason}" if followed.reason else "")
+    )
+    emit(asdict(followed), [line], as_json=as_json)

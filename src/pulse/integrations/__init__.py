@@ -1,0 +1,1 @@
+"""PULSE inside loops and engines that people have. Each module imports its host; nothing here is imported by the rest of PULSE."""

@@ -1,0 +1,108 @@
+"""A callback for `transformers.Trainer` and every TRL trainer: publishes the policy every k optimizer steps, behind the training."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterable, Mapping
+from concurrent.futures import Future
+from typing import Any
+
+import torch
+from transformers import TrainerCallback
+
+from pulse.errors import StoreUnavailable
+from pulse.publisher import Publisher, Receipt
+from pulse.store import ObjectStore, open_store
+from pulse.torch import ModuleWeights
+
+
+class PublishCallback(TrainerCallback):  # type: ignore[misc]  # the base has no types
+    """Publishes `model` into `store` when training begins, every `every` optimizer steps, and when it ends.
+
+    >>> GRPOTrainer(..., callbacks=[PublishCallback("s3://bucket/run-7")])        # doctest: +SKIP
+
+    The training loop pays only for comparing the weights with what was published last; encoding and upload go on in the background.
+    What it paid is logged beside the loss: `pulse/step_seconds` (comparing), `pulse/wait_seconds` (for a publish that was still under
+    way), and of the newest committed version `pulse/version`, `pulse/bytes`, `pulse/density`. `receipts` has them all.
+
+    A store that does not answer does not stop the training until `patience` publishes in a row have failed: each later version
+    contains what the failed ones did. In a run of several processes only the first one publishes; sharded models (FSDP2, DeepSpeed
+    ZeRO-3) are not supported yet.
+    """
+
+    def __init__(
+        self,
+        store: ObjectStore | str | os.PathLike[str],
+        *,
+        every: int = 1,
+        view: torch.dtype | Mapping[str, torch.dtype] | None = torch.bfloat16,
+        anchor_every: int = 50,
+        files: Iterable[str | os.PathLike[str]] = (),
+        patience: int = 3,
+    ) -> None:
+        self._store = open_store(store) if isinstance(store, str | os.PathLike) else store
+        self._every = every
+        self._view = view
+        self._options: dict[str, Any] = {"anchor_every": anchor_every, "files": list(files)}
+        self._patience = patience
+        self._failures = 0
+        self._publisher: Publisher | None = None
+        self._pending: Future[Receipt] | None = None
+        self._submitted: int | None = None
+        self._metrics: dict[str, float] = {}
+        self.receipts: list[Receipt] = []
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, model: Any = None, **_: Any) -> None:  # noqa: ARG002
+        """Publish the weights that training starts from; after a resume, those that were restored."""
+        if state.is_world_process_zero:
+            self._publisher = Publisher(self._store, ModuleWeights(model, view=self._view), **self._options)
+            self._publish(state.global_step)
+            self._settle()
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:  # noqa: ARG002
+        """Publish if it is time."""
+        if self._publisher is not None and state.global_step % self._every == 0:
+            self._publish(state.global_step)
+
+    def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **_: Any) -> None:  # noqa: ARG002
+        """Put what publishing cost into the log entry that is being written, and into the history."""
+        if logs is not None and self._metrics:
+            logs |= self._metrics
+            if state.log_history:
+                state.log_history[-1] |= self._metrics
+
+    def on_train_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:  # noqa: ARG002
+        """Publish the last step if it has not been, and wait until everything is committed."""
+        if self._publisher is None:
+            return
+        if self._submitted != state.global_step:
+            self._publish(state.global_step)
+        self._settle(final=True)
+        self._publisher.close()
+        self._publisher = None
+
+    def _publish(self, step: int) -> None:
+        started = time.perf_counter()
+        self._settle()
+        waited = time.perf_counter()
+        if self._publisher is not None:
+            self._pending = self._publisher.submit(step)
+            self._submitted = step
+        self._metrics |= {"pulse/wait_seconds": waited - started, "pulse/step_seconds": time.perf_counter() - waited}
+
+    def _settle(self, *, final: bool = False) -> None:
+        """Take the receipt of the publish under way; bear a store that is away for a while, but not at the end."""
+        if self._pending is None:
+            return
+        pending, self._pending = self._pending, None
+        try:
+            receipt = pending.result()
+        except StoreUnavailable:
+            self._failures += 1
+            if final or self._failures >= self._patience:
+                raise
+            return
+        self._failures = 0
+        self.receipts.append(receipt)
+        self._metrics |= {"pulse/version": receipt.version, "pulse/bytes": receipt.nbytes, "pulse/density": receipt.density}
