@@ -14,6 +14,7 @@ from pathlib import Path
 from demo.events import EventTail
 
 _PR_SET_PDEATHSIG = 1
+_REUSE_MEMORY = "glibc.malloc.mmap_max=0:glibc.malloc.trim_threshold=17179869184"  # page faults took a fifth of a step
 
 
 @dataclass
@@ -71,7 +72,7 @@ def _environment(threads: int) -> dict[str, str]:
     fixed = {"OMP_DYNAMIC": "FALSE", "MKL_DYNAMIC": "FALSE", "MKL_CBWR": "AVX2", "TOKENIZERS_PARALLELISM": "false"}
     quiet = {"TRANSFORMERS_VERBOSITY": "error", "TRL_EXPERIMENTAL_SILENCE": "1", "HF_HUB_DISABLE_PROGRESS_BARS": "1"}
     offline = {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1", "HF_HUB_DISABLE_TELEMETRY": "1"}
-    return {**counts, **fixed, **quiet, **offline}
+    return {**counts, **fixed, **quiet, **offline, "GLIBC_TUNABLES": _REUSE_MEMORY}
 
 
 def die_with_parent() -> None:

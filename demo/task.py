@@ -1,7 +1,7 @@
-"""The task: small sums asked in words, checked exactly.
+"""The task: sums, checked exactly. One example in the prompt shows the form of the answer.
 
-SmolLM2-135M-Instruct answers about one in six of them at temperature 1: it rambles, and its 16 tokens end before the number
-comes. Under GRPO it learns within twenty steps to come to the point. Everything follows from the seed.
+SmolLM2-135M-Instruct gets about half of them right at temperature 1, and learns under GRPO to be right more often within twenty
+steps. Everything follows from the seed.
 """
 
 from __future__ import annotations
@@ -12,7 +12,8 @@ from dataclasses import dataclass
 
 from transformers import PreTrainedTokenizerBase
 
-_INSTRUCTION = "Answer with a number."
+_INSTRUCTION = "Add."
+_EXAMPLE = ("13 + 6", "13 + 6 = 19")
 _NUMBER = re.compile(r"-?\d+")
 
 
@@ -25,8 +26,8 @@ class Problem:
 
     @property
     def question(self) -> str:
-        """The problem in words."""
-        return f"What is {self.left} + {self.right}?"
+        """The problem as it is asked."""
+        return f"{self.left} + {self.right}"
 
     @property
     def answer(self) -> int:
@@ -42,8 +43,8 @@ def problems(seed: int, count: int, split: str = "train") -> list[Problem]:
 
 
 def _pairs() -> list[tuple[int, int]]:
-    """All pairs of one-digit numbers."""
-    return [(left, right) for left in range(1, 10) for right in range(1, 10)]
+    """One-digit numbers and tens on the left, one-digit numbers on the right."""
+    return [(left, right) for left in [*range(1, 10), *range(10, 100, 10)] for right in range(1, 10)]
 
 
 def reward(problem: Problem, completion: str) -> float:
@@ -54,7 +55,13 @@ def reward(problem: Problem, completion: str) -> float:
 
 def prompt_tokens(tokenizer: PreTrainedTokenizerBase, question: str) -> list[int]:
     """The question as the model's chat template asks it, or as plain text where there is none."""
+    example, answer = _EXAMPLE
     if tokenizer.chat_template is None:
-        return list(tokenizer(f"{_INSTRUCTION}\nQuestion: {question}\nAnswer:")["input_ids"])
-    messages = [{"role": "system", "content": _INSTRUCTION}, {"role": "user", "content": question}]
+        return list(tokenizer(f"{_INSTRUCTION}\n{answer}\n{question} =")["input_ids"])
+    messages = [
+        {"role": "system", "content": _INSTRUCTION},
+        {"role": "user", "content": example},
+        {"role": "assistant", "content": answer},
+        {"role": "user", "content": question},
+    ]
     return list(tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=False))

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 
 from pulse import checkpoint
 from pulse.bits import TensorBits
-from pulse.digest import Sum
-from pulse.manifest import Anchor, File, Payload, TensorIndex
+from pulse.errors import FileError, FormatError
+from pulse.manifest import Anchor, File, Payload, file_name
 
 Put = Callable[[bytes], Payload]
 
@@ -23,13 +24,23 @@ def weight_files(tensors: Mapping[str, TensorBits], limit: int) -> Iterator[tupl
         yield checkpoint.INDEX, checkpoint.index_json(files, specs)
 
 
+def companions(paths: Iterable[str | os.PathLike[str]]) -> dict[str, Path]:
+    """What is to lie beside the weights: these files, and these directories' files other than weights, by the names they get."""
+    found: dict[str, Path] = {}
+    for name, path in (pair for each in paths for pair in checkpoint.companions(each)):
+        try:
+            file_name(name)
+        except FormatError as error:
+            raise FileError(f"{path}: names beside an anchor have only A-Z a-z 0-9 . _ - and do not start with a dot: rename it") from error
+        if name == checkpoint.INDEX or name.endswith(".safetensors"):
+            raise FileError(f"{path}: would lie among the anchor's own weights: leave it out of files=")
+        if found.setdefault(name, path) != path:
+            raise FileError(f"{path} and {found[name]} would have one name beside an anchor: leave one out of files=")
+    return found
+
+
 def put_anchor(put: Put, weights: Iterable[tuple[str, bytes]], companions: Mapping[str, Path]) -> Anchor:
     """Store the files of an anchor."""
     stored = tuple(File(name, put(data)) for name, data in weights)
     beside = tuple(File(name, put(checkpoint.read_file(path))) for name, path in sorted(companions.items()))
     return Anchor(stored, beside)
-
-
-def put_index(put: Put, tensors: Mapping[str, TensorBits], sums: Mapping[str, Sum], aliases: Mapping[str, str]) -> Payload:
-    """Store the index that says what a receiver must match."""
-    return put(TensorIndex({name: bits.spec for name, bits in tensors.items()}, sums, dict(aliases)).to_bytes())

@@ -7,7 +7,7 @@ import time
 import uuid
 
 from pulse.errors import AlreadyExists, Fenced, FormatError, StoreError, StoreUnavailable, StoreUnsuitable
-from pulse.manifest import HEAD, MAX_MANIFEST, Manifest, Payload, head_bytes, manifest_key
+from pulse.manifest import HEAD, MAX_MANIFEST, LateAnchor, Manifest, Payload, anchor_key, head_bytes, manifest_key
 from pulse.versions import Versions
 
 
@@ -67,6 +67,11 @@ class Committer:
                 self._store.put(payload.key, data)
         return payload
 
+    def put_late_anchor(self, late: LateAnchor) -> None:
+        """Name the anchor of a version that exists."""
+        with contextlib.suppress(AlreadyExists):  # another publisher of this run made one; any anchor of a version is as good
+            self._store.put(anchor_key(late.version), late.to_bytes(), if_absent=self._conditional)
+
     def commit(self, manifest: Manifest) -> Manifest:
         """Make the next version exist; returns the manifest of this writer that now holds that place.
 
@@ -77,6 +82,7 @@ class Committer:
         data = manifest.to_bytes()
         if len(data) > MAX_MANIFEST:
             raise FormatError(f"a manifest of {len(data)} bytes; {MAX_MANIFEST} are allowed: shorten the metadata or the view")
+        Manifest.from_bytes(data)  # a manifest that no reader accepts would end the chain for good
         if not self._conditional and (found := self._versions.find(manifest.version)) is not None:
             return self._settle(found)
         self._attempts.add(manifest.nonce)
@@ -96,13 +102,14 @@ class Committer:
             with contextlib.suppress(StoreError):  # a hint: the version is committed without it
                 self._store.put(HEAD, head_bytes(found.version))
             return found
-        if found.epoch >= self.epoch:
+        newest = self._versions.newest(found.version)
+        head = found if newest is None else self._versions.manifest(newest)
+        if head.epoch >= self.epoch:
             raise Fenced(
-                f"{self._store.url}: version {found.version} was published by another publisher (epoch {found.epoch}, this one has "
+                f"{self._store.url}: version {head.version} was published by another publisher (epoch {head.epoch}, this one has "
                 f"{self.epoch}): it has taken over the run. Stop this one; nothing of the run was changed"
             )
-        newest = self._versions.newest(found.version)
-        self._advance(self._versions.manifest(found.version if newest is None else newest))
+        self._advance(head)
         raise Overtaken(f"version {found.version} was published by a writer of the lower epoch {found.epoch}")
 
     def _advance(self, head: Manifest) -> None:

@@ -105,7 +105,11 @@ class Anchor:
     @classmethod
     def from_json(cls, value: object) -> Anchor:
         """Read and check."""
-        return cls(**fields(value, weights=tuple_of(File.from_json), files=tuple_of(File.from_json)))
+        anchor = cls(**fields(value, weights=tuple_of(File.from_json), files=tuple_of(File.from_json)))
+        names = [file.name for file in (*anchor.weights, *anchor.files)]
+        if len(set(names)) != len(names):
+            raise FormatError(f"two files of one name: {sorted(names)}")
+        return anchor
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,21 +157,36 @@ class Manifest:
     @classmethod
     def from_bytes(cls, data: bytes, what: str = "manifest") -> Manifest:
         """Read and check everything; `FormatError` or `UnsupportedFormat` otherwise."""
-        value = from_json(data, what)
-        if value.get("format") != FORMAT:
-            raise UnsupportedFormat(f"{what}: manifest format {value.get('format')!r}; this reader knows {FORMAT}")
+        value = _content(data, what)
         if value.pop("links", None) != [] or value.pop("signature", 0) is not None:
             raise UnsupportedFormat(f"{what}: links or a signature, which this reader does not know")
-        value.pop("format")
-        try:
-            manifest = cls(**fields(value, **_READERS))
-        except FormatError as error:
-            raise FormatError(f"{what}: {error}") from error
+        manifest = cls(**_read(value, what, _READERS))
         if (manifest.patch is None) == (manifest.anchor is None) or (manifest.patch is None) != (manifest.base is None):
             raise FormatError(f"{what}: neither an anchor nor a patch with a base")
         if manifest.base not in (None, manifest.version - 1):
             raise FormatError(f"{what}: version {manifest.version} on base {manifest.base}")
+        if (manifest.version == 0) != (manifest.previous is None):
+            raise FormatError(f"{what}: version {manifest.version} after the manifest {manifest.previous}")
+        if manifest.newest_anchor > manifest.version or (manifest.newest_anchor == manifest.version) != (manifest.anchor is not None):
+            raise FormatError(f"{what}: version {manifest.version}, stored as {manifest.kind}, names {manifest.newest_anchor} as the newest anchor")
         return manifest
+
+
+def _content(data: bytes, what: str) -> dict[str, Any]:
+    """The JSON object in these bytes, without its format, which is known here."""
+    value = from_json(data, what)
+    found = value.pop("format", None)
+    if type(found) is not int or found != FORMAT:
+        raise UnsupportedFormat(f"{what}: format {found!r}; this reader knows {FORMAT}: upgrade")
+    return value
+
+
+def _read(value: object, what: str, readers: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields of an object; errors say what it is."""
+    try:
+        return fields(value, **readers)
+    except FormatError as error:
+        raise FormatError(f"{what}: {error}") from error
 
 
 def _plain(value: Any) -> Any:  # noqa: ANN401  any JSON
@@ -230,11 +249,8 @@ class LateAnchor:
     @classmethod
     def from_bytes(cls, data: bytes, what: str = "anchor") -> LateAnchor:
         """Read and check everything."""
-        value = from_json(data, what)
-        if value.pop("format", None) != FORMAT:
-            raise UnsupportedFormat(f"{what}: not of format {FORMAT}")
-        readers = {"run": text, "version": natural, "state_digest": state_digits}
-        return cls(**fields(value, **readers, anchor=Anchor.from_json, tensors=Payload.from_json))
+        readers = {"run": text, "version": natural, "state_digest": state_digits, "anchor": Anchor.from_json, "tensors": Payload.from_json}
+        return cls(**_read(_content(data, what), what, readers))
 
 
 @dataclass(frozen=True, slots=True)
@@ -253,15 +269,13 @@ class TensorIndex:
     @classmethod
     def from_bytes(cls, data: bytes, what: str = "tensor index") -> TensorIndex:
         """Read and check everything."""
-        value = from_json(data, what)
-        if value.get("format") != FORMAT:
-            raise UnsupportedFormat(f"{what}: not of format {FORMAT}")
-        found = fields(value, format=natural, tensors=_metadata, aliases=_metadata)
+        found = _read(_content(data, what), what, {"tensors": _metadata, "aliases": _metadata})
         specs, sums = {}, {}
         for name, entry in found["tensors"].items():
             if not isinstance(entry, list) or len(entry) != 3:  # noqa: PLR2004  dtype, shape, sum
                 raise FormatError(f"{what}: {name}: {entry!r} is not dtype, shape, sum")
             specs[name] = Spec(dtype_of(text(entry[0])).name, tuple_of(natural)(entry[1]))
+            specs[name].nbytes  # noqa: B018  raises where a packed dtype does not fill its bytes
             sums[name] = Sum.from_hex(state_digits(entry[2]))
         aliases = {name: text(canonical) for name, canonical in found["aliases"].items()}
         if set(aliases) & set(specs) or set(aliases.values()) - set(specs):
@@ -276,4 +290,4 @@ def head_bytes(version: int) -> bytes:
 
 def parse_head(data: bytes) -> int:
     """The newest version that `head.json` knew of."""
-    return int(fields(from_json(data, HEAD), format=natural, version=natural, horizon=natural)["version"])
+    return int(_read(_content(data, HEAD), HEAD, {"version": natural, "horizon": natural})["version"])

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
+import json
+import operator
 import os
+import threading
 import time
 from collections.abc import Iterable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor, wait
@@ -11,13 +13,13 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal, Self
 
 from pulse import checkpoint, codec
-from pulse.anchors import put_anchor, put_index, weight_files
-from pulse.bits import TensorBits
+from pulse.anchors import companions, put_anchor, weight_files
+from pulse.bits import Spec, TensorBits
 from pulse.canonical import to_json
 from pulse.commit import Committer, Overtaken, new_nonce, now_ms
-from pulse.digest import Sum, flat_sum, state_digest, sum_at, tensor_sums
-from pulse.errors import AlreadyExists
-from pulse.manifest import LateAnchor, Manifest, Payload, TensorIndex, anchor_key
+from pulse.digest import flat_sum, state_digest, sum_at, tensor_sums
+from pulse.errors import FormatError, NotFound
+from pulse.manifest import LateAnchor, Manifest, Payload, TensorIndex
 from pulse.patch import Patch, TensorPatch, apply_bits, diff
 from pulse.store import ObjectStore
 from pulse.versions import Versions
@@ -55,12 +57,14 @@ class Receipt:
 
 @dataclass(frozen=True, slots=True)
 class _Snapshot:
-    """What changed since the baseline (or, without one, everything), taken while the weights stood still."""
+    """What is to be published, taken while the weights stood still: what changed since the baseline, or for an anchor everything."""
 
     patch: Patch
-    sums: dict[str, Sum]
+    kind: Literal["anchor", "patch"]
+    reason: str
+    index: TensorIndex
     state_digest: str
-    seconds: float
+    seconds: float = 0.0
 
 
 class Publisher:
@@ -97,19 +101,20 @@ class Publisher:
         self._committer = Committer(self._versions, single_writer=single_writer)
         self._weights = weights
         self._anchor_every = anchor_every
-        self._files = dict(found for path in files for found in checkpoint.companions(path))
+        self._files = companions(files)
         self._encoding: codec.Encoding = encoding
         self._shard_bytes = shard_bytes
         self._worker = ThreadPoolExecutor(1, "pulse-publish")
         self._uploader = ThreadPoolExecutor(1, "pulse-anchor")
+        self._submitting = threading.Lock()
         self._last: Future[Receipt] | None = None
         self._anchoring: Future[None] | None = None
         self._newest_anchor = 0
         self._pending: dict[str, _Snapshot] = {}  # by nonce: attempts of which it is unknown whether they arrived
-        self._baseline: dict[str, TensorBits] | None = None
-        self._sums: dict[str, Sum] = {}
-        self._index = Payload(0, "")
-        self._reason = "first version"
+        self._baseline: dict[str, TensorBits] | None = None  # None: it is not known here what the world last saw
+        self._index = TensorIndex({}, {}, {})  # of the baseline
+        self._stored_index = Payload(0, "")
+        self._reason = "first version"  # why there is no baseline
         self._take_over(baseline)
 
     def _take_over(self, baseline: Mapping[str, TensorBits] | None) -> None:
@@ -117,14 +122,18 @@ class Publisher:
         head = self._committer.head
         if head is None:
             return
-        index = self._versions.index(head.tensors)
+        try:
+            index = self._versions.index(head.tensors)
+        except (NotFound, FormatError) as error:
+            self._reason = f"version {head.version}, at which the run is continued, cannot be read: {error}"
+            return
         tensors = baseline or {name: self._weights.read(name) for name in self._weights.specs()}
         specs = {name: bits.spec for name, bits in tensors.items()}
         sums = tensor_sums(tensors)
         if dict(index.specs) == specs and state_digest(specs, sums) == head.state_digest:
             self._baseline = {name: bits.copy() for name, bits in tensors.items()}
-            self._sums = sums
-            self._index = head.tensors
+            self._index = replace(index, sums=sums)
+            self._stored_index = head.tensors
             self._newest_anchor = head.newest_anchor
         else:
             self._reason = f"these weights are not version {head.version}, at which the run is continued"
@@ -144,15 +153,17 @@ class Publisher:
         What changed is read before this returns, so the weights may then be trained on. A publish still under way is waited for
         first. If a version fails, its future raises, and the next version contains its changes.
         """
-        if self._last is not None:
-            wait([self._last])
-        started = time.perf_counter()
-        snapshot = self._snapshot()
-        snapshot = replace(snapshot, seconds=time.perf_counter() - started)
-        details = dict(metadata or {})
-        to_json(details)  # a ValueError or TypeError belongs to the caller, not to the background
-        self._last = self._worker.submit(self._publish, snapshot, step, details)
-        return self._last
+        if step is not None and (step := int(operator.index(step))) < 0:
+            raise ValueError(f"step must be 0 or more, not {step}")
+        details = json.loads(to_json(dict(metadata or {})))  # what is no JSON is refused here, and nobody else can change it later
+        with self._submitting:
+            if self._last is not None:
+                wait([self._last])
+            started = time.perf_counter()
+            snapshot = self._snapshot()
+            snapshot = replace(snapshot, seconds=time.perf_counter() - started)
+            self._last = self._worker.submit(self._publish, snapshot, step, details)
+            return self._last
 
     def close(self) -> None:
         """Wait for what is under way. Raises if the last anchor could not be stored; publishes raise through their futures."""
@@ -168,17 +179,14 @@ class Publisher:
         self.close()
 
     def _snapshot(self) -> _Snapshot:
-        """Compare with the baseline, or copy everything where there is none to compare with."""
-        specs = self._weights.specs()
-        if self._baseline is None or {name: bits.spec for name, bits in self._baseline.items()} != specs:
-            if self._baseline is not None:
-                self._reason = "names, shapes or dtypes changed"
-            self._baseline = None
-            whole = {name: self._weights.read(name).copy() for name in specs}
-            sums = tensor_sums(whole)
-            return _Snapshot(Patch(whole=whole), sums, state_digest(specs, sums), 0.0)
+        """Compare with the baseline, or copy everything where a patch would not do."""
+        specs, aliases = self._weights.specs(), dict(self._weights.aliases)
+        if self._baseline is None:
+            return self._everything(specs, aliases, self._reason)
+        if not self._indexed(specs, aliases):
+            return self._everything(specs, aliases, "names, shapes, dtypes or ties changed")
         changes, whole = [], {}
-        sums = dict(self._sums)
+        sums = dict(self._index.sums)
         for name in sorted(specs):
             base = self._baseline[name]
             found = self._weights.diff(name, base)
@@ -189,8 +197,17 @@ class Publisher:
                 whole[name] = found
                 sums[name] = flat_sum(found.flat)
         digest = state_digest(specs, sums)
-        base_digest = state_digest(specs, self._sums)
-        return _Snapshot(Patch(tuple(changes), whole, base=base_digest, result=digest), sums, digest, 0.0)
+        patch = Patch(tuple(changes), whole, base=state_digest(specs, self._index.sums), result=digest)
+        return _Snapshot(patch, "patch", "", replace(self._index, sums=sums), digest)
+
+    def _indexed(self, specs: Mapping[str, Spec], aliases: Mapping[str, str]) -> bool:
+        """Whether the index of the baseline speaks for tensors and ties like these."""
+        return specs == self._index.specs and aliases.items() <= self._index.aliases.items()
+
+    def _everything(self, specs: Mapping[str, Spec], aliases: Mapping[str, str], reason: str) -> _Snapshot:
+        whole = {name: self._weights.read(name).copy() for name in specs}
+        sums = tensor_sums(whole)
+        return _Snapshot(Patch(whole=whole), "anchor", reason, TensorIndex(specs, sums, aliases), state_digest(specs, sums))
 
     def _publish(self, snapshot: _Snapshot, step: int | None, metadata: dict[str, Any]) -> Receipt:
         """Store the payload, commit the manifest, and only then let the baseline advance."""
@@ -201,51 +218,47 @@ class Publisher:
             try:
                 found = self._committer.commit(manifest)
             except Overtaken as error:
-                self._reason = str(error)
-                snapshot, self._baseline = self._as_whole(snapshot), None
                 self._pending.clear()
+                self._reason = str(error)
+                snapshot, self._baseline = self._as_anchor(snapshot, self._reason), None
                 continue
             committed = self._pending[found.nonce]
             self._pending.clear()
             if found.nonce != manifest.nonce:  # an earlier attempt had arrived: what is new goes on top of it
-                target = self._as_whole(snapshot)
+                snapshot = self._as_anchor(snapshot, snapshot.reason)
                 self._advance(found, committed)
-                snapshot = self._rebased(target)
+                snapshot = self._on_top(snapshot)
                 continue
             self._advance(found, committed)
             seconds |= {"diff": snapshot.seconds, "commit": time.perf_counter() - started}
-            reason, self._reason = self._reason if found.kind == "anchor" else "", ""
-            return _receipt(found, reason, seconds)
+            return _receipt(found, snapshot.reason, seconds)
 
     def _stored(self, snapshot: _Snapshot, step: int | None, metadata: dict[str, Any]) -> tuple[Manifest, dict[str, float]]:
         """The manifest for a snapshot, its payloads stored."""
-        head, patch = self._committer.head, snapshot.patch
-        started = time.perf_counter()
-        if self._baseline is not None:
-            blob = codec.encode(patch, self._baseline, encoding=self._encoding)
+        committer, put = self._committer, self._committer.put_payload
+        started = encoded = time.perf_counter()
+        content: dict[str, Any]
+        if snapshot.kind == "patch":
+            blob = codec.encode(snapshot.patch, self._baseline, encoding=self._encoding)
             encoded = time.perf_counter()
-            content: dict[str, Any] = {"patch": self._committer.put_payload(blob), "anchor": None, "tensors": self._index}
-            state, newest_anchor, base = self._baseline, self._newest_anchor, self._committer.next_version - 1
+            content = {"patch": put(blob), "anchor": None, "tensors": self._stored_index, "newest_anchor": self._newest_anchor}
         else:
-            encoded, state, newest_anchor, base = started, dict(patch.whole), self._committer.next_version, None
-            put, files = self._committer.put_payload, weight_files(state, self._shard_bytes)
-            content = {"patch": None, "anchor": put_anchor(put, files, self._files)}
-            content["tensors"] = put_index(put, state, snapshot.sums, self._weights.aliases)
+            anchor = put_anchor(put, weight_files(snapshot.patch.whole, self._shard_bytes), self._files)
+            content = {"patch": None, "anchor": anchor, "tensors": put(snapshot.index.to_bytes()), "newest_anchor": committer.next_version}
         manifest = Manifest(
-            run=self._committer.run,
-            version=self._committer.next_version,
-            base=base,
-            epoch=self._committer.epoch,
+            run=committer.run,
+            version=committer.next_version,
+            base=committer.next_version - 1 if snapshot.kind == "patch" else None,
+            epoch=committer.epoch,
             nonce=new_nonce(),
             step=step,
             created=now_ms(),
-            previous=None if head is None else self._committer.head_sha256,
+            previous=committer.head_sha256,
             state_digest=snapshot.state_digest,
-            newest_anchor=newest_anchor,
             view=self._weights.view,
-            changed=patch.changed,
-            units=sum(bits.flat.size for bits in state.values()),
-            full_nbytes=sum(bits.spec.nbytes for bits in state.values()),
+            changed=snapshot.patch.changed,
+            units=sum(spec.units for spec in snapshot.index.specs.values()),
+            full_nbytes=sum(spec.nbytes for spec in snapshot.index.specs.values()),
             metadata=metadata,
             **content,
         )
@@ -253,37 +266,38 @@ class Publisher:
 
     def _advance(self, manifest: Manifest, snapshot: _Snapshot) -> None:
         """The world has seen `manifest`: let the baseline follow, and make an anchor if one is due."""
-        if self._baseline is None:
+        if self._baseline is None or snapshot.kind == "anchor":
             self._baseline = dict(snapshot.patch.whole)
             self._newest_anchor = manifest.version
         else:
             _apply_in_place(snapshot.patch, self._baseline)
-        self._sums, self._index = snapshot.sums, manifest.tensors
+        self._index, self._stored_index = snapshot.index, manifest.tensors
         idle = self._anchoring is None or self._anchoring.done()
         if idle and manifest.version - self._newest_anchor >= self._anchor_every:
             copied = list(weight_files(self._baseline, self._shard_bytes))  # now: the next version writes into the baseline
-            index = TensorIndex({name: bits.spec for name, bits in self._baseline.items()}, self._sums, dict(self._weights.aliases))
-            self._anchoring = self._uploader.submit(self._add_anchor, manifest, copied, index)
+            self._anchoring = self._uploader.submit(self._add_anchor, manifest, copied, snapshot.index)
 
     def _add_anchor(self, manifest: Manifest, files: list[tuple[str, bytes]], index: TensorIndex) -> None:
         """Store an already published version whole."""
         put = self._committer.put_payload
         anchor = put_anchor(put, files, self._files)
         late = LateAnchor(manifest.run, manifest.version, manifest.state_digest, anchor, put(index.to_bytes()))
-        with contextlib.suppress(AlreadyExists):  # another publisher of this run made one; any anchor of a version is as good
-            self._store.put(anchor_key(manifest.version), late.to_bytes(), if_absent=True)
-        self._newest_anchor = manifest.version
+        self._committer.put_late_anchor(late)
+        self._newest_anchor = max(self._newest_anchor, manifest.version)
 
-    def _as_whole(self, snapshot: _Snapshot) -> _Snapshot:
+    def _as_anchor(self, snapshot: _Snapshot, reason: str) -> _Snapshot:
         """The snapshot as all bits, which no longer depends on the baseline."""
+        if snapshot.kind == "anchor":
+            return replace(snapshot, reason=reason)
         whole = apply_bits(snapshot.patch, self._baseline or {})
-        return replace(snapshot, patch=Patch(whole={name: bits.copy() for name, bits in whole.items()}))
+        return replace(snapshot, kind="anchor", reason=reason, patch=Patch(whole={name: bits.copy() for name, bits in whole.items()}))
 
-    def _rebased(self, target: _Snapshot) -> _Snapshot:
-        """The snapshot whose bits are all in `target`, as a patch to the baseline."""
-        baseline = self._baseline or {}
-        patch = diff(baseline, target.patch.whole)
-        return replace(target, patch=patch)
+    def _on_top(self, snapshot: _Snapshot) -> _Snapshot:
+        """A snapshot of all bits as a patch to the baseline, if a patch will do."""
+        if self._baseline is None or not self._indexed(snapshot.index.specs, snapshot.index.aliases):
+            return snapshot
+        index = replace(self._index, sums=snapshot.index.sums)
+        return replace(snapshot, kind="patch", reason="", patch=diff(self._baseline, snapshot.patch.whole), index=index)
 
 
 def _apply_in_place(patch: Patch, tensors: dict[str, TensorBits]) -> None:

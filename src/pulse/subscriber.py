@@ -12,7 +12,7 @@ import numpy as np
 
 from pulse import patch as patches
 from pulse.binding import Binding, bind
-from pulse.bits import TensorBits, advance, dtype_of
+from pulse.bits import Spec, TensorBits, advance, dtype_of
 from pulse.chain import Plan
 from pulse.digest import Sum, check, flat_sum, state_digest, sum_at
 from pulse.errors import BaseMismatch, DigestMismatch, StoreUnavailable, TornUpdate
@@ -45,7 +45,25 @@ class Update:
     content: Patch = field(repr=False)
     sums: Mapping[str, Sum] = field(repr=False)
     index: TensorIndex = field(repr=False)
-    ticket: int = field(repr=False)
+    made_for: _State = field(repr=False)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _State:
+    """What the live weights are known to be. Every write to them begins and ends with a new one, so that an update or a look at the
+    weights that belongs to another state is known by it. reason: why an anchor is needed where no version is held.
+    """
+
+    held: Manifest | None = None
+    index: TensorIndex = field(default_factory=lambda: TensorIndex({}, {}, {}))
+    binding: Binding = field(default_factory=dict)
+    sums: Mapping[str, Sum] = field(default_factory=dict)
+    reason: str = ""
+
+    @property
+    def version(self) -> int | None:
+        """The version held, if any."""
+        return None if self.held is None else self.held.version
 
 
 class Subscriber:
@@ -66,42 +84,41 @@ class Subscriber:
         self._weights = weights
         self._verify_every = verify_every
         self._hint = held
-        self._binding: Binding = {}
-        self._index: TensorIndex | None = None
-        self._held: Manifest | None = None
-        self._sums: Mapping[str, Sum] = {}
-        self._reason = "first version here"
+        self._state = _State(reason="first version here")
         self._torn: Update | None = None
-        self._ticket = 0  # changes whenever the live weights do: an update made before is then refused
         self._unverified = 0
-        self._lock = threading.Lock()
+        self._lock = threading.Lock()  # held while the live weights are written
 
     @property
     def version(self) -> int | None:
         """The version that the live weights are, bit for bit; None before the first apply and while an apply is torn."""
-        return self._held.version if self._held is not None and self._torn is None else None
+        return self._state.version
 
     @property
     def state_digest(self) -> str | None:
         """The state digest of that version."""
-        return self._held.state_digest if self._held is not None and self._torn is None else None
+        held = self._state.held
+        return None if held is None else held.state_digest
 
     def fetch(self, version: int | None = None) -> Update | None:
-        """The update to the newest version, or to the one asked for; None when the weights hold it already, or nothing is published."""
+        """The update to the newest version, or to the one asked for; None when the weights hold it already, or nothing is published.
+
+        If an apply comes in between, what was fetched is for weights that are no more, and it is fetched again.
+        """
         started = time.perf_counter()
-        if self.version is not None and self._unverified >= self._verify_every:
-            self._recheck()
-        held = self.version
-        target = self._versions.newest(held) if version is None else self._versions.manifest(version).version
-        if target is None or target == held:
-            return None
-        manifest = self._versions.manifest(target)
-        index = self._versions.index(manifest.tensors)
-        binding = bind(index, self._weights.specs(), self._weights.aliases)
-        if held is None and self._torn is None:
-            self._recognise(manifest, index, binding)
-        update = self._fetch_or_repair(manifest, index, binding)
-        return replace(update, seconds=time.perf_counter() - started)
+        while True:
+            with self._lock:  # an apply under way comes first
+                state = self._state
+            try:
+                if state.held is not None and self._unverified >= self._verify_every and self._forget_if_rotten(state):
+                    continue
+                update = self._fetch(state, version)
+            except DigestMismatch:  # no fault of what was fetched, if the live weights are not what they should be
+                if self._state is state and not self._forget_if_rotten(state):
+                    raise
+                continue
+            if self._state is (state if update is None else update.made_for):
+                return None if update is None else replace(update, seconds=time.perf_counter() - started)
 
     def wait(self, timeout: float, *, poll: float = 0.2) -> Update | None:
         """`fetch`, asking again every `poll` seconds (sooner at first) until there is something newer; None after `timeout` seconds.
@@ -132,88 +149,98 @@ class Subscriber:
         weights did not keep what was written.
         """
         with self._lock:
-            if self._torn is not update and update.ticket != self._ticket:
+            if self._torn is not update and update.made_for is not self._state:
                 if self._torn is not None:
                     raise TornUpdate(f"the update to version {self._torn.version} is half applied: apply it again, or fetch a new one")
                 raise BaseMismatch(f"this update was fetched for version {update.base}, the weights are now at {self.version}: fetch again")
             binding = bind(update.index, self._weights.specs(), self._weights.aliases)
+            held = self._versions.manifest(update.version)
             self._torn = update
-            self._ticket += 1
+            self._state = _State(reason=f"the update to version {update.version} was interrupted")
             self._write(update, binding)
             self._read_back(update, binding)
-            self._held = self._versions.manifest(update.version)
-            self._sums, self._index, self._binding = update.sums, update.index, binding
+            self._state = _State(held, update.index, binding, update.sums)
             self._unverified = 0 if update.kind == "anchor" else self._unverified + update.patches
-            self._reason = ""
             self._torn = None
 
     def verify(self) -> None:
         """Compute the digest of all live weights; `DigestMismatch`, naming the tensors, if they are not the version that is held.
 
-        After a mismatch no version is held, and the next `fetch` repairs the weights from an anchor.
+        After a mismatch no version is held, and the next `fetch` repairs the weights from an anchor. An `apply` waits for it.
         """
-        if self._torn is not None:
-            raise TornUpdate(f"the update to version {self._torn.version} is half applied: apply it again, or fetch a new one")
-        if self._held is None:
-            raise BaseMismatch("these weights have not been any version yet: fetch and apply one first")
-        expected = self._held
-        if rotten := self._rotten():
-            self._recheck()
-            raise DigestMismatch(f"the live weights are not version {expected.version}: {', '.join(rotten[:5])} changed; fetch and apply to repair them")
+        with self._lock:
+            if self._torn is not None:
+                raise TornUpdate(f"the update to version {self._torn.version} is half applied: apply it again, or fetch a new one")
+            if self._state.held is None:
+                raise BaseMismatch("these weights have not been any version yet: fetch and apply one first")
+            version, rotten = self.version, self._rotten(self._state)
+            self._judge(rotten)
+        if rotten:
+            changed = ", ".join(rotten[:5])
+            raise DigestMismatch(f"the live weights are not version {version}: {changed} changed; fetch and apply to repair them")
 
     # --- what the weights hold ---
 
-    def _rotten(self) -> list[str]:
+    def _rotten(self, state: _State) -> list[str]:
         """Live tensors whose bits are not those of the version held."""
-        places = [(name, place) for name, group in self._binding.items() for place in group]
-        return [place for name, place in places if flat_sum(self._weights.read(place).flat) != self._sums[name]]
+        specs = self._weights.specs()
+        places = [(name, place) for name, group in state.binding.items() for place in group]
+        return [place for name, place in places if not self._is(place, specs.get(place), state.index.specs[name], state.sums[name])]
 
-    def _recheck(self) -> bool:
-        """Compare all live weights with what they should be; on a difference forget the version, so that an anchor repairs them."""
+    def _is(self, place: str, spec: Spec | None, expected: Spec, total: Sum) -> bool:
+        return spec == expected and flat_sum(self._weights.read(place).flat) == total
+
+    def _forget_if_rotten(self, state: _State) -> bool:
+        """Compare all live weights with what they should be. True if they differ, or were written meanwhile: look again, then."""
+        rotten = self._rotten(state)
+        with self._lock:
+            if self._state is state:
+                self._judge(rotten)
+            return self._state is not state
+
+    def _judge(self, rotten: Sequence[str]) -> None:
+        """After a look at all weights: on a difference forget the version, so that an anchor repairs them."""
         self._unverified = 0
-        if not (rotten := self._rotten()):
-            return False
-        self._reason = f"{len(rotten)} live tensors were not as version {self.version} left them ({rotten[0]} …)"
-        self._held = None
-        self._ticket += 1
-        return True
+        if rotten:
+            self._state = _State(reason=f"{len(rotten)} live tensors were not as version {self.version} left them ({rotten[0]} …)")
 
-    def _recognise(self, target: Manifest, index: TensorIndex, binding: Binding) -> None:
+    def _recognised(self, state: _State, target: Manifest, index: TensorIndex, binding: Binding) -> _State:
         """At the start, weights that already are the wanted version, or the one they are said to be, need no anchor."""
         sums = {name: flat_sum(self._weights.read(places[0]).flat) for name, places in binding.items()}
         if any(flat_sum(self._weights.read(place).flat) != sums[name] for name, places in binding.items() for place in places[1:]):
-            return
+            return state
         found = state_digest(index.specs, sums)
         hinted = self._versions.find(self._hint) if self._hint is not None else None
         for manifest in (target, hinted):
             if manifest is not None and manifest.state_digest == found:
-                self._held, self._sums, self._index, self._binding = manifest, sums, index, binding
-                return
+                with self._lock:
+                    if self._state is state:
+                        self._state = _State(manifest, index, binding, sums)
+                    return self._state
+        return state
 
     # --- fetching ---
 
-    def _fetch_or_repair(self, manifest: Manifest, index: TensorIndex, binding: Binding) -> Update:
-        """A patch that does not give what it should is not to blame if the live weights had changed: then an anchor repairs them."""
-        try:
-            return self._fetch(manifest, index, binding)
-        except DigestMismatch:
-            if self.version is None or not self._recheck():
-                raise
-            return self._fetch(manifest, index, binding)
-
-    def _fetch(self, manifest: Manifest, index: TensorIndex, binding: Binding) -> Update:
-        held = self.version
-        way = Plan(None, ()) if held == manifest.version else self._versions.plan(manifest.version, held)
-        if way.start is not None or held is None:
-            return self._fetch_whole(manifest, index, binding, way)
-        specs = dict(index.specs)
-        loaded = [self._versions.patch(step, specs) for step in way.patches]
+    def _fetch(self, state: _State, version: int | None) -> Update | None:
+        """The update that leads from `state` to a version."""
+        target = self._versions.newest(state.version) if version is None else version
+        if target is None or target == state.version:
+            return None
+        manifest = self._versions.manifest(target)
+        index = self._versions.index(manifest.tensors)
+        binding = bind(index, self._weights.specs(), self._weights.aliases)
+        if state.held is None and self._torn is None:
+            state = self._recognised(state, manifest, index, binding)
+        way = Plan(None, ()) if state.version == target else self._versions.plan(target, state.version)
+        if way.start is not None:
+            return self._fetch_whole(state, manifest, index, binding, way)
+        loaded = [self._versions.patch(step, index.specs) for step in way.patches]
         content = self._resolved(loaded, binding)
-        sums = self._summed(content, binding)
-        check(f"version {manifest.version}: the state it would give", manifest.state_digest, state_digest(index.specs, sums))
-        return self._update(manifest, index, content, sums, way)
+        sums = self._summed(state, content, binding)
+        check(f"version {target}: the state it would give", manifest.state_digest, state_digest(index.specs, sums))
+        return self._update(state, manifest, index, content, sums, way)
 
-    def _fetch_whole(self, manifest: Manifest, index: TensorIndex, binding: Binding, way: Plan) -> Update:
+    def _fetch_whole(self, state: _State, manifest: Manifest, index: TensorIndex, binding: Binding, way: Plan) -> Update:
         """The whole version from an anchor, reduced to where the live weights differ from it."""
         tensors = self._versions.restore_by(way)
         changes: list[TensorPatch] = []
@@ -223,17 +250,19 @@ class Subscriber:
             if isinstance(found, TensorPatch):
                 changes.append(found)
             elif found is not None:
-                whole[name] = found
+                whole[name] = found.copy()
         sums = {name: flat_sum(bits.flat) for name, bits in tensors.items()}
         content = Patch(tuple(changes), whole, result=manifest.state_digest)
-        return self._update(manifest, index, content, sums, way)
+        return self._update(state, manifest, index, content, sums, way)
 
-    def _update(self, manifest: Manifest, index: TensorIndex, content: Patch, sums: Mapping[str, Sum], way: Plan) -> Update:
-        kind: Literal["patch", "anchor"] = "patch" if way.start is None else "anchor"
+    def _update(
+        self, state: _State, manifest: Manifest, index: TensorIndex, content: Patch, sums: Mapping[str, Sum], way: Plan
+    ) -> Update:
+        anchored = way.start is not None
         return Update(
             version=manifest.version,
-            base=self.version,
-            kind=kind,
+            base=state.version,
+            kind="anchor" if anchored else "patch",
             patches=len(way.patches),
             nbytes=way.nbytes,
             changed=content.changed,
@@ -241,11 +270,11 @@ class Subscriber:
             state_digest=manifest.state_digest,
             step=manifest.step,
             metadata=manifest.metadata,
-            reason=self._reason if kind == "anchor" else "",
+            reason=(state.reason or "no patches lead there, or an anchor is smaller") if anchored else "",
             content=content,
             sums=sums,
             index=index,
-            ticket=self._ticket,
+            made_for=state,
         )
 
     def _resolved(self, loaded: Sequence[Patch], binding: Binding) -> Patch:
@@ -272,9 +301,9 @@ class Subscriber:
                 before[hit] = other.values[where[hit]]
         return replace(change, values=advance(before, change.values, dtype_of(change.part.spec.dtype)))
 
-    def _summed(self, content: Patch, binding: Binding) -> dict[str, Sum]:
+    def _summed(self, state: _State, content: Patch, binding: Binding) -> dict[str, Sum]:
         """The digest's sums after `content`, from those before it: O(changed)."""
-        sums = dict(self._sums)
+        sums = dict(state.sums)
         for change in content.changes:
             name, positions = change.part.name, change.located
             before = self._weights.gather(binding[name][0], positions)

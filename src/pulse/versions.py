@@ -22,7 +22,7 @@ from pulse.manifest import (
     manifest_key,
     parse_head,
 )
-from pulse.patch import Patch, apply_bits
+from pulse.patch import Patch, resolve
 from pulse.store import ObjectStore
 
 Progress = Callable[[int, int], None]  # bytes done, bytes in all
@@ -59,7 +59,7 @@ class Versions:
             if older in self._manifests and newer in self._manifests:
                 manifest, found = self._manifests[newer][0], self._manifests[older][1]
                 if manifest.previous != found or manifest.run != self._manifests[older][0].run:
-                    del self._manifests[version]
+                    self._manifests.pop(version, None)
                     raise ChainError(
                         f"{self.store.url}: version {newer} (run {manifest.run}) does not continue the version {older} that was read "
                         f"before: expected the manifest before it to have SHA-256 {found}, found {manifest.previous}. "
@@ -106,7 +106,8 @@ class Versions:
         data = self.store.get(payload.key, stop=payload.size + 1)
         if len(data) != payload.size:
             more = "more" if len(data) > payload.size else f"only {len(data)}"
-            raise DigestMismatch(f"{what} ({payload.key}): expected {payload.size} bytes, found {more}: half written or replaced; fetch again")
+            where = f"{what} ({payload.key})"
+            raise DigestMismatch(f"{where}: expected {payload.size} bytes, found {more}: half written or replaced; fetch again")
         check(f"{what} ({payload.key})", payload.sha256, sha256(data))
         return data
 
@@ -118,11 +119,33 @@ class Versions:
 
     def plan(self, target: int, held: int | None = None) -> chain.Plan:
         """How to reach `target`, from `held` if that is a version."""
-        last = self.manifest(target)
-        first = min(last.newest_anchor, target if held is None else held + 1)
+        if held is not None and (patches := self._cheap_patches(target, held)):
+            return chain.plan(held, patches)
+        anchored, late = self._newest_anchor(target)
+        first = min(anchored, target if held is None else held + 1)
         manifests = [self.manifest(version) for version in range(first, target + 1)]
-        late = self.late_anchor(last.newest_anchor) if manifests[last.newest_anchor - first].anchor is None else None
         return chain.plan(held, manifests, [] if late is None else [late])
+
+    def _cheap_patches(self, target: int, held: int) -> list[Manifest]:
+        """The patches from `held` to `target` if they are smaller than any anchor can be: then there is no need to look for one."""
+        patches: list[Manifest] = []
+        left = self.manifest(target).full_nbytes
+        for version in range(target, held, -1):
+            manifest = self.manifest(version)
+            left -= manifest.nbytes
+            if manifest.patch is None or left < 0:
+                return []
+            patches.insert(0, manifest)
+        return patches
+
+    def _newest_anchor(self, target: int) -> tuple[int, LateAnchor | None]:
+        """Where an anchor lies at or before `target`, and if it was made later, that."""
+        manifest = self.manifest(target)
+        while manifest.anchor is None:
+            manifest = self.manifest(manifest.newest_anchor)
+            if manifest.anchor is None and (late := self.late_anchor(manifest.version)) is not None:
+                return manifest.version, late
+        return manifest.version, None
 
     def patch(self, manifest: Manifest, specs: Mapping[str, Spec]) -> Patch:
         """The patch of a version, checked to be for its base and for tensors of these specs."""
@@ -130,7 +153,10 @@ class Versions:
             raise NoPath(f"version {manifest.version} is an anchor, not a patch")
         what = f"patch of version {manifest.version}"
         blob = self.payload(manifest.patch, what)
-        codec.check_specs(codec.read_header(blob), specs)
+        header = codec.read_header(blob)
+        codec.check_specs(header, specs)
+        if header.removed or any(specs.get(name) != spec for name, spec in header.whole):
+            raise FormatError(f"{what}: adds, removes or reshapes tensors, which only an anchor does")
         patch = codec.decode(blob, max_bytes=16 * sum(spec.nbytes for spec in specs.values()) + (1 << 20))
         check(f"{what}: its result", manifest.state_digest, patch.result or "none")
         check(f"{what}: its base", self.manifest(manifest.version - 1).state_digest, patch.base or "none")
@@ -163,10 +189,23 @@ class Versions:
         report = progress or (lambda done, total: None)
         tensors = self.anchor_tensors(way.start.anchor, self.index(way.start.tensors))
         done = way.start.anchor.nbytes
+        owned: set[str] = set()
         for manifest in way.patches:
             report(done, way.nbytes)
-            tensors = apply_bits(self.patch(manifest, {name: bits.spec for name, bits in tensors.items()}), tensors)
+            _write(self.patch(manifest, {name: bits.spec for name, bits in tensors.items()}), tensors, owned)
             done += manifest.nbytes
         report(done, way.nbytes)
         check(f"version {target}: state", self.manifest(target).state_digest, digest_of(tensors))
         return tensors
+
+
+def _write(patch: Patch, tensors: dict[str, TensorBits], owned: set[str]) -> None:
+    """Apply a patch in place: what is not `owned` yet is copied first, so that many patches cost one copy."""
+    for change in resolve(patch, tensors).changes:
+        name = change.part.name
+        if name not in owned:
+            tensors[name] = tensors[name].copy()
+            owned.add(name)
+        tensors[name].flat[change.located] = change.values
+    tensors.update(patch.whole)
+    owned.update(patch.whole)

@@ -23,9 +23,13 @@ def open_store(url: str | os.PathLike[str]) -> ObjectStore:
     """
     text = os.fspath(url)
     scheme = urlsplit(text).scheme if "://" in text else ""
+    if not text:
+        raise StoreUnsuitable("the store has an empty address")
     if not scheme:
         return LocalStore(text)
     if scheme == "file":
+        if urlsplit(text).netloc not in {"", "localhost"}:
+            raise StoreUnsuitable(f"{text}: a file address has three slashes: file:///path")
         return LocalStore(unquote(urlsplit(text).path))
     if scheme == "memory":
         return _memory.setdefault(text, MemoryStore(text.removeprefix("memory://")))

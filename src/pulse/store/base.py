@@ -7,7 +7,7 @@ from typing import Protocol, runtime_checkable
 
 from pulse.errors import InvalidKey
 
-_SEGMENT = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]*")
+_SEGMENT = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,199}")
 _MAX_KEY = 512
 
 
@@ -32,17 +32,17 @@ class ObjectStore(Protocol):
         """The object's size in bytes; `NotFound` if there is none."""
 
     def list(self, prefix: str = "") -> list[str]:
-        """All keys under the folder `prefix`, sorted. For people and garbage collection: the protocol never lists."""
+        """All keys under the folder `prefix` (empty: all), sorted. For people and garbage collection: the protocol never lists."""
 
     def delete(self, key: str) -> None:
         """Remove the object; nothing happens if there is none."""
 
 
 def check_key(key: str) -> str:
-    """`key`, if it is plain and relative: segments of ASCII letters, digits, `.`, `_`, `-`, none of them starting with a dot.
+    """`key`, if it is plain and relative: segments of up to 200 ASCII letters, digits, `.`, `_`, `-`, none of them starting with a dot.
 
     So no key leaves the store, hides in it, or means different things on different systems.
     """
     if not (0 < len(key) <= _MAX_KEY and all(_SEGMENT.fullmatch(segment) for segment in key.split("/"))):
-        raise InvalidKey(f"{key!r} is not a key: segments of A-Z a-z 0-9 . _ - joined by /, none starting with a dot or a dash")
+        raise InvalidKey(f"{key!r} is not a key: up to 200 of A-Z a-z 0-9 . _ - between slashes, not starting with a dot or a dash")
     return key

@@ -8,6 +8,7 @@ absent; at worst a hidden `.tmp-*` file is left, which no get or list shows. A d
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import uuid
 from collections.abc import Iterator
@@ -15,6 +16,9 @@ from pathlib import Path
 
 from pulse.errors import AlreadyExists, NotFound, StoreUnavailable
 from pulse.store.base import check_key
+
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+_NO_FILE = (FileNotFoundError, NotADirectoryError, IsADirectoryError)
 
 
 class LocalStore:
@@ -33,40 +37,44 @@ class LocalStore:
             try:
                 _write_synced(temporary, data)
                 if if_absent:
-                    os.link(temporary, path)
-                    temporary.unlink()
+                    self._link(temporary, path, key)
                 else:
                     temporary.replace(path)
                 _sync_folder(path.parent)
-            except FileExistsError:
-                raise AlreadyExists(f"{self.url}: {key} exists") from None
             finally:
                 temporary.unlink(missing_ok=True)
 
     def get(self, key: str, *, start: int = 0, stop: int | None = None) -> bytes:
         """See `ObjectStore.get`."""
-        with self._translated(key), self._path(key).open("rb") as file:
+        with self._translated(key), self._existing(key), self._path(key).open("rb") as file:
             file.seek(start)
             return file.read() if stop is None else file.read(max(stop - start, 0))
 
     def size(self, key: str) -> int:
         """See `ObjectStore.size`."""
-        with self._translated(key):
-            return self._path(key).stat().st_size
+        with self._translated(key), self._existing(key), self._path(key).open("rb") as file:
+            return os.fstat(file.fileno()).st_size
 
     def list(self, prefix: str = "") -> list[str]:
         """See `ObjectStore.list`."""
         folder = self._path(prefix) if prefix else self.root
-        files = (path for path in folder.rglob("*") if path.is_file() and not path.name.startswith("."))
-        return sorted(path.relative_to(self.root).as_posix() for path in files)
+        keys = (path.relative_to(self.root) for path in folder.rglob("*") if path.is_file())
+        return sorted(key.as_posix() for key in keys if not any(segment.startswith(".") for segment in key.parts))
 
     def delete(self, key: str) -> None:
         """See `ObjectStore.delete`."""
-        with self._translated(key):
-            self._path(key).unlink(missing_ok=True)
+        with self._translated(key), contextlib.suppress(*_NO_FILE):
+            self._path(key).unlink()
 
     def _path(self, key: str) -> Path:
         return self.root / check_key(key)
+
+    def _link(self, temporary: Path, path: Path, key: str) -> None:
+        try:
+            os.link(temporary, path)
+        except FileExistsError:
+            raise AlreadyExists(f"{self.url}: {key} exists") from None
+        temporary.unlink()
 
     def _make_folder(self, folder: Path) -> None:
         """Make the folder and its parents durable too: a synced file in an unsynced folder can vanish."""
@@ -82,10 +90,16 @@ class LocalStore:
     def _translated(self, key: str) -> Iterator[None]:
         try:
             yield
-        except FileNotFoundError as error:
-            raise NotFound(f"{self.url}: no object {key}") from error
         except OSError as error:
-            raise StoreUnavailable(f"{self.url}: {key}: {error.strerror}; nothing was committed, retry when that is mended") from error
+            advice = "make room there and retry" if error.errno in _FULL else "retry when that is mended"
+            raise StoreUnavailable(f"{self.url}: {key}: {error.strerror or error}; {advice}") from error
+
+    @contextlib.contextmanager
+    def _existing(self, key: str) -> Iterator[None]:
+        try:
+            yield
+        except _NO_FILE as error:
+            raise NotFound(f"{self.url}: no object {key}") from error
 
 
 def _write_synced(path: Path, data: bytes | memoryview) -> None:

@@ -36,8 +36,9 @@ class MemoryStore:
 
     def list(self, prefix: str = "") -> list[str]:
         """See `ObjectStore.list`."""
+        folder = f"{check_key(prefix)}/" if prefix else ""
         with self._lock:
-            return sorted(key for key in self._objects if not prefix or key.startswith(prefix.rstrip("/") + "/"))
+            return sorted(key for key in self._objects if key.startswith(folder))
 
     def delete(self, key: str) -> None:
         """See `ObjectStore.delete`."""

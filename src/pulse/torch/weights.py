@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from numpy.typing import NDArray
+from torch.nn.parallel import DataParallel, DistributedDataParallel
 
 from pulse.bits import Spec, TensorBits, dtype_of
 from pulse.errors import WeightsMismatch
@@ -31,13 +32,12 @@ class ModuleWeights:
     """
 
     def __init__(self, module: torch.nn.Module, *, view: torch.dtype | Mapping[str, torch.dtype] | None = None) -> None:
-        self._module = module
-        self._casts: dict[str, torch.dtype] = {}
+        self._module = _unwrapped(module)
         self._view = view
+        self._casts: dict[str, torch.dtype] = {}
         self._tensors: dict[str, torch.Tensor] = {}
         self.aliases: Mapping[str, str] = {}
         self._collect()
-        self._casts = {name: _cast_of(name, tensor, view) for name, tensor in self._tensors.items()}
         if isinstance(view, Mapping):
             unused = [pattern for pattern in view if not any(fnmatchcase(name, pattern) for name in self._tensors)]
             if unused:
@@ -94,6 +94,7 @@ class ModuleWeights:
     def _collect(self) -> None:
         """Look the tensors up anew: a module may replace its parameters (`load_state_dict(assign=True)`, `.to`)."""
         self._tensors, self.aliases = _distinct(_named(self._module))
+        self._casts = {name: _cast_of(name, tensor, self._view) for name, tensor in self._tensors.items()}
 
     def _must_be_uncast(self, name: str) -> None:
         held = self._tensors[name].dtype
@@ -110,6 +111,13 @@ class ModuleWeights:
 
 def _flat(live: torch.Tensor) -> torch.Tensor:
     return live.view(-1)
+
+
+def _unwrapped(module: torch.nn.Module) -> torch.nn.Module:
+    """The module inside data-parallel wrappers: those name everything `module.`, which is a name like any other further in."""
+    while isinstance(inner := getattr(module, "_orig_mod", module), DistributedDataParallel | DataParallel):
+        module = inner.module
+    return module
 
 
 def _named(module: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:

@@ -1,0 +1,1 @@
+"""For tests: ours, and those of whoever implements one of the seams."""

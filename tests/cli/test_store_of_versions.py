@@ -1,0 +1,184 @@
+"""`pulse publish`, `log`, `pull`, `verify`, `follow`."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+from tests.cli.samples import PULSE, weights
+
+from pulse import MemoryWeights, Publisher, checkpoint, open_store
+from pulse.digest import digest_of
+
+
+@pytest.fixture
+def store(pulse, checkpoints, tmp_path) -> Path:
+    """A store with the three checkpoints as versions 0 to 2, of steps 10 to 12."""
+    for i, path in enumerate(checkpoints):
+        assert pulse("publish", "store", path, "--step", 10 + i).code == 0
+    return tmp_path / "store"
+
+
+def test_publishing_checkpoints_one_after_the_other_makes_an_anchor_and_patches(pulse, store):
+    versions = pulse("log", store, "--json").json["versions"]
+    assert [version["kind"] for version in versions] == ["anchor", "patch", "patch"]
+    assert [version["step"] for version in versions] == [10, 11, 12]
+    assert pulse("log", store, "-n", 1).out.splitlines()[-1].startswith("2")
+
+
+def test_every_version_can_be_pulled_and_is_the_checkpoint_that_was_published(pulse, store, checkpoints, tmp_path):
+    for version, path in enumerate(checkpoints):
+        assert pulse("pull", f"{store}@{version}", f"{version}-again.safetensors").code == 0
+        assert (tmp_path / f"{version}-again.safetensors").read_bytes() == path.read_bytes()
+    assert pulse("pull", f"{store}@step:11", "step11").code == 0
+    assert checkpoint.read(tmp_path / "step11") == checkpoint.read(checkpoints[1])
+
+
+def test_versions_of_a_store_can_be_compared(pulse, store, checkpoints):
+    seen = pulse("diff", f"{store}@0", f"{store}@newest", "--json").json
+    assert seen["result"] == digest_of(checkpoint.read(checkpoints[2]))
+
+
+def test_files_beside_a_checkpoint_come_out_again(pulse, tmp_path):
+    checkpoint.write(tmp_path / "model", weights(0))
+    (tmp_path / "model" / "config.json").write_text('{"a": 1}')
+    pulse("publish", "store", "model")
+    pulse("pull", "store", "pulled")
+    assert (tmp_path / "pulled" / "config.json").read_text() == '{"a": 1}'
+
+
+def test_verify_proves_a_version_and_exits_1_when_a_payload_was_altered(pulse, store):
+    assert pulse("verify", store, "--json").json["verified"] is True
+    patch = min((store / "payloads").iterdir(), key=lambda path: path.stat().st_size)
+    data = bytearray(patch.read_bytes())
+    data[-1] ^= 1
+    patch.write_bytes(data)
+    refused = pulse("verify", store)
+    assert refused.code == 1
+    assert "DigestMismatch" in refused.err
+
+
+@pytest.mark.parametrize("command", ["log", "verify", "pull"])
+def test_a_store_that_is_not_there_is_one_clear_line(pulse, command):
+    refused = pulse(command, "nowhere", *(["out"] if command == "pull" else []))
+    assert refused.code == 1
+    assert "no such folder" in refused.err
+
+
+def test_a_version_that_is_not_there_is_named_beside_the_newest(pulse, store):
+    assert "the newest is 2" in pulse("pull", f"{store}@7", "out").err
+    assert "no version of step 99" in pulse("pull", f"{store}@step:99", "out").err
+
+
+def test_a_manifest_cut_short_is_one_clear_line(pulse, store):
+    newest = store / "manifests" / "000000000002.json"
+    newest.write_bytes(newest.read_bytes()[:100])
+    for command in (("log", store), ("verify", store), ("follow", store, "dir", "--once")):
+        refused = pulse(*command)
+        assert refused.code == 1
+        assert "FormatError" in refused.err
+
+
+def test_follow_once_gives_a_directory_that_loads(pulse, store, checkpoints, tmp_path):
+    done = pulse("follow", store, "dir", "--once")
+    assert done.code == 0
+    assert "version 2" in done.out
+    assert checkpoint.read(tmp_path / "dir" / "current") == checkpoint.read(checkpoints[2])
+    assert (tmp_path / "dir" / "current").is_symlink()
+
+
+def test_follow_takes_patches_up_where_it_stopped_and_keeps_two_versions(pulse, store, checkpoints, tmp_path):
+    pulse("follow", store, "dir", "--once")
+    for i in (0, 1):
+        pulse("publish", store, checkpoints[i])
+        done = pulse("follow", store, "dir", "--once")
+        assert "1 patch," in done.out
+        assert checkpoint.read(tmp_path / "dir" / "current") == checkpoint.read(checkpoints[i])
+    assert len(list((tmp_path / "dir" / "versions").iterdir())) == 2
+
+
+def test_follow_repairs_a_directory_that_was_damaged(pulse, store, checkpoints, tmp_path):
+    pulse("follow", store, "dir", "--once")
+    model = tmp_path / "dir" / "current" / "model.safetensors"
+    data = bytearray(model.read_bytes())
+    data[-3] ^= 1
+    model.write_bytes(data)
+    pulse("publish", store, checkpoints[0])
+    done = pulse("follow", store, "dir", "--once")
+    assert done.code == 0
+    assert checkpoint.read(tmp_path / "dir" / "current") == checkpoint.read(checkpoints[0])
+
+
+def test_follow_refuses_a_directory_of_another_run(pulse, store, checkpoints):
+    pulse("follow", store, "dir", "--once")
+    pulse("publish", "other", checkpoints[0])
+    refused = pulse("follow", "other", "dir", "--once")
+    assert refused.code == 1
+    assert "which is not in" in refused.err
+
+
+def test_two_followers_do_not_share_a_directory(pulse, store, tmp_path):
+    first = subprocess.Popen([PULSE, "follow", store, tmp_path / "dir"], stdout=subprocess.PIPE, text=True)
+    try:
+        first.stdout.readline()
+        refused = pulse("follow", store, "dir", "--once")
+        assert refused.code == 1
+        assert "another process" in refused.err
+    finally:
+        first.send_signal(signal.SIGTERM)
+        assert first.wait(20) == 0
+        first.stdout.close()
+
+
+def test_a_follower_killed_twenty_times_always_leaves_a_whole_version_and_arrives(tmp_path):
+    """SIGKILL at any moment: `current` leads to one published version, and a follower started again gets to the newest."""
+    store = open_store(tmp_path / "store")
+    tensors = weights(0)
+    published = {0: digest_of(tensors)}
+    held = MemoryWeights(tensors)
+    with Publisher(store, held, anchor_every=4) as publisher:
+        publisher.publish()
+        for kill in range(20):
+            for i in range(3):
+                tensors = weights(100 * kill + i, 0.02, tensors)
+                for name, bits in tensors.items():
+                    held.assign(name, bits)
+                receipt = publisher.publish()
+                published[receipt.version] = receipt.state_digest
+            process = subprocess.Popen([PULSE, "follow", tmp_path / "store", tmp_path / "dir"], stdout=subprocess.DEVNULL)
+            time.sleep(0.15 + 0.03 * kill)
+            process.kill()
+            process.wait()
+            current = tmp_path / "dir" / "current"
+            if current.exists():
+                version = json.loads((current / "pulse.json").read_text())["version"]
+                assert digest_of(checkpoint.read(current)) == published[version]
+    done = subprocess.run([PULSE, "follow", tmp_path / "store", tmp_path / "dir", "--once"], check=True, capture_output=True, text=True, timeout=60)
+    assert f"version {receipt.version}" in done.stdout
+    assert digest_of(checkpoint.read(tmp_path / "dir" / "current")) == published[receipt.version]
+    assert not [path for path in os.listdir(tmp_path / "dir" / "versions") if path.startswith(".")]
+
+
+def test_follow_stops_by_itself_when_told_how_long_to_wait(pulse, store):
+    assert pulse("follow", store, "dir", "--timeout", 0.5).code == 0
+
+
+def test_follow_on_a_full_disk_leaves_current_as_it_was(pulse, store, checkpoints, small_disk):
+    assert pulse("follow", store, small_disk / "dir", "--once").code == 0
+    before = checkpoint.read(small_disk / "dir" / "current")
+    pulse("publish", store, checkpoints[0])
+    import shutil
+
+    (small_disk / "filler").write_bytes(b"x" * max(shutil.disk_usage(small_disk).free - 4096, 0))
+    refused = pulse("follow", store, small_disk / "dir", "--once")
+    assert refused.code == 1
+    assert "No space left on device" in refused.err
+    assert checkpoint.read(small_disk / "dir" / "current") == before
+    (small_disk / "filler").unlink()
+    assert pulse("follow", store, small_disk / "dir", "--once").code == 0
+    assert checkpoint.read(small_disk / "dir" / "current") == checkpoint.read(checkpoints[0])

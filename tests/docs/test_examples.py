@@ -1,0 +1,69 @@
+"""What the documentation shows is run."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+EXAMPLES = ROOT / "examples"
+
+
+@pytest.mark.parametrize("path", sorted(EXAMPLES.glob("*.py")), ids=lambda path: path.name)
+def test_an_example_fits_on_a_page(path):
+    assert len(path.read_text().splitlines()) < 60
+
+
+def test_the_trainer_and_worker_examples_meet_in_a_folder(tmp_path):
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    worker = subprocess.Popen(
+        [sys.executable, EXAMPLES / "worker.py", tmp_path / "store", "15"], stdout=subprocess.PIPE, text=True, env=environment
+    )
+    try:
+        trainer = subprocess.run(
+            [sys.executable, EXAMPLES / "trainer.py", tmp_path / "store", "6"], check=True, capture_output=True, text=True, env=environment, timeout=90
+        )
+        out, _ = worker.communicate(timeout=90)
+    finally:
+        worker.kill()
+        worker.wait()
+    assert worker.returncode == 0
+    assert "step 6: " in trainer.stdout
+    assert out.splitlines()[-1].startswith("version 6, ")
+    assert out.endswith("verified\n")
+
+
+def test_the_readme_example_runs_as_it_stands(tmp_path):
+    """The first Python block of the README, line for line, after the few lines that it takes for granted."""
+    block = re.search(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+    assert block is not None
+    assert len(block[1].splitlines()) <= 25
+    taken_for_granted = (
+        "import contextlib, torch\n"
+        "model, policy = torch.nn.Linear(64, 64), torch.nn.Linear(64, 64).to(torch.bfloat16)\n"
+        "optimizer = torch.optim.AdamW(model.parameters(), lr=1e-5)\n"
+        "loader = [torch.randn(8, 64) for _ in range(3)]\n"
+        "def train_step(model, optimizer, batch):\n"
+        "    model(batch).square().mean().backward(); optimizer.step(); optimizer.zero_grad()\n"
+        "class engine: paused = staticmethod(contextlib.nullcontext)\n"
+        "turns = iter([True, False])\n"
+        "def serving(): return next(turns)\n"
+    )
+    checks = "assert subscriber.version == 2\nassert torch.equal(policy.weight, model.weight.to(torch.bfloat16))\n"
+    code = taken_for_granted + block[1].replace("s3://bucket/run-7", (tmp_path / "store").as_uri()) + checks
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=120, cwd=tmp_path)
+
+
+def test_links_between_documents_lead_somewhere():
+    pages = [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")]
+    broken = []
+    for page in pages:
+        for target in re.findall(r"\]\(([^)#]+)(?:#[^)]*)?\)", page.read_text()):
+            if "://" not in target and not (page.parent / target).exists():
+                broken.append(f"{page.name}: {target}")
+    assert broken == []
