@@ -93,5 +93,5 @@ def fields(value: object, **readers: Callable[[object], Any]) -> dict[str, Any]:
         try:
             found[name] = read(value[name])
         except FormatError as error:
-            raise FormatError(f"{name}: {error}") from error
+            raise type(error)(f"{name}: {error}") from error  # it may be an UnsupportedFormat
     return found

@@ -49,20 +49,20 @@ def publish(
     from pulse.weights import MemoryWeights
 
     target = open_store(store)
-    with progress("reading", as_json=as_json) as report:
+    beside: list[Path] = files or ([Path(checkpoint_path)] if Path(checkpoint_path).is_dir() else [])
+    options: dict[str, Any] = {"anchor_every": anchor_every, "files": beside, "encoding": encoding.value, "single_writer": single_writer}
+    with progress("publishing", as_json=as_json) as report:
         tensors = read_weights(checkpoint_path, report)
         versions = Versions(target)
         newest = versions.newest()
         baseline = None if newest is None else versions.restore(newest, report)
-    beside: list[Path] = files or ([Path(checkpoint_path)] if Path(checkpoint_path).is_dir() else [])
-    options: dict[str, Any] = {"anchor_every": anchor_every, "files": beside, "encoding": encoding.value, "single_writer": single_writer}
-    with Publisher(target, MemoryWeights(tensors), baseline=baseline, **options) as publisher:
-        receipt = publisher.publish(step)
+        with Publisher(target, MemoryWeights(tensors), baseline=baseline, **options) as publisher:
+            receipt = publisher.publish(step)
     lines = [
         f"version {receipt.version} of {target.url}: {receipt.kind}, {size(receipt.nbytes)}"
-        + (f" ({receipt.reason})" if receipt.reason else ""),
-        f"  {receipt.changed:,} of {receipt.units:,} weights changed ({percent(receipt.changed, receipt.units)})",
-        f"  {factor(receipt.full_nbytes, receipt.nbytes)} smaller than the whole ({size(receipt.full_nbytes)})",
+        + (f" ({receipt.reason})" if receipt.reason else f", {factor(receipt.full_nbytes, receipt.nbytes)} smaller than the whole"),
+        f"  {receipt.changed:,} of {receipt.units:,} weights "
+        + ("stored" if receipt.kind == "anchor" else f"changed ({percent(receipt.changed, receipt.units)})"),
         f"  state digest {receipt.state_digest}",
     ]
     emit({**asdict(receipt), "store": target.url, "ratio": receipt.ratio}, lines, as_json=as_json)

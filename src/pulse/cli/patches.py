@@ -35,10 +35,10 @@ def diff(
     from pulse import patch as patches
     from pulse.cli.sources import read_weights
 
-    with progress("reading", as_json=as_json) as report:
+    with progress("comparing", as_json=as_json) as report:
         before, after = read_weights(old, report), read_weights(new, report)
-    patch = patches.diff(before, after)
-    blob = codec.encode(patch, before, encoding=encoding.value)
+        patch = patches.diff(before, after)
+        blob = codec.encode(patch, before, encoding=encoding.value)
     if output is not None:
         checkpoint.write_file(output, blob)
     units = sum(bits.flat.size for bits in after.values())
@@ -88,15 +88,15 @@ def apply(
     from pulse.cli.sources import read_weights
 
     blob = checkpoint.read_file(patch)
-    with progress("reading", as_json=as_json) as report:
+    with progress("applying", as_json=as_json) as report:
         before = read_weights(old, report)
-    decoded = codec.decode(blob)
-    after = patches.apply(decoded, before)
-    if output.suffix == ".safetensors":
-        checkpoint.write(output, after)
-    else:
-        beside = checkpoint.companions(old) if Path(old).is_dir() else []
-        follow.write_directory(output, after, [(name, checkpoint.read_file(path)) for name, path in beside])
+        decoded = codec.decode(blob)
+        after = patches.apply(decoded, before)
+        if output.suffix == ".safetensors":
+            checkpoint.write(output, after)
+        else:
+            beside = checkpoint.companions(old) if Path(old).is_dir() else []
+            follow.write_directory(output, after, [(name, checkpoint.read_file(path)) for name, path in beside])
     result = {"output": str(output), "changed": decoded.changed, "base": decoded.base, "result": decoded.result}
     lines = [f"{output}: {decoded.changed:,} weights written", f"  state digest {decoded.result} as the patch says"]
     emit(result, lines, as_json=as_json)

@@ -211,7 +211,7 @@ def parse_header(raw: dict[str, Any]) -> Header:
     try:
         header = Header(**fields(raw, **_READERS))
     except FormatError as error:
-        raise FormatError(f"patch header: {error}") from error
+        raise type(error)(f"patch header: {error}") from error
     _check_header(header)
     return header
 

@@ -47,8 +47,9 @@ class LocalStore:
     def get(self, key: str, *, start: int = 0, stop: int | None = None) -> bytes:
         """See `ObjectStore.get`."""
         with self._translated(key), self._existing(key), self._path(key).open("rb") as file:
+            size = os.fstat(file.fileno()).st_size  # `stop` may claim anything, and a read makes room for what it is asked for
             file.seek(start)
-            return file.read() if stop is None else file.read(max(stop - start, 0))
+            return file.read(max((size if stop is None else min(stop, size)) - start, 0))
 
     def size(self, key: str) -> int:
         """See `ObjectStore.size`."""

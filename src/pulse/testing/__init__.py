@@ -1,1 +1,5 @@
-"""For tests: ours, and those of whoever implements one of the seams."""
+"""For those who test what they build on PULSE: a contract suite for object stores, and stores that fail on purpose. Needs pytest."""
+
+import pytest
+
+pytest.register_assert_rewrite("pulse.testing.store")

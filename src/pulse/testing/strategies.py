@@ -29,7 +29,7 @@ def _unsigned(data: bytes, dtype: DType) -> NDArray[Any]:
 def specs(draw: st.DrawFn, dtype: DType | None = None) -> Spec:
     """A dtype and a shape: 0-d, empty, and up to three short dimensions."""
     dtype = dtype or draw(dtypes)
-    shape = draw(st.lists(st.integers(0, 5), max_size=3))
+    shape = draw(st.lists(st.integers(2, 5), min_size=1, max_size=3) | st.lists(st.integers(0, 5), max_size=3))
     if dtype.bits in _PER_ROW:
         shape = [*shape[:2], _PER_ROW[dtype.bits] * draw(st.integers(0, 3))]
     return Spec(dtype.name, tuple(shape))
@@ -56,7 +56,7 @@ def edited(draw: st.DrawFn, bits: TensorBits) -> TensorBits:
     if not new.flat.size:
         return new
     highest = (1 << 8 * new.flat.dtype.itemsize) - 1
-    for position in draw(st.lists(st.integers(0, new.flat.size - 1), max_size=6)):
+    for position in draw(st.lists(st.integers(0, new.flat.size - 1), min_size=1, max_size=6)):
         new.flat[position] = draw(st.integers(0, highest))
     return new
 
