@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import argparse
+import signal
 import subprocess
 import sys
 from pathlib import Path
+from types import FrameType
 
 from rich.console import Console
 
@@ -23,6 +25,7 @@ EXACT_STEPS = 4
 def main(arguments: list[str] | None = None) -> int:
     """Run the demo and say what came out: 0 if everything was verified, 1 if not, 2 for wrong usage."""
     options = _parser().parse_args(arguments)
+    signal.signal(signal.SIGTERM, _interrupt)
     console = Console(width=None if sys.stdout.isatty() else 190)
     try:
         model = prepared(options.model, console)
@@ -44,10 +47,16 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--seed", type=int, default=0, help="everything follows from it (default: %(default)s)")
     parser.add_argument("--run", type=Path, help="folder for the run's records (default: runs/demo; with --exact runs/exact)")
     parser.add_argument("--prompts", type=_positive, default=Settings.prompts_per_step, help="prompts per step (default: %(default)s)")
+    parser.add_argument("--held-out", type=_positive, default=Settings.held_out, help="held-out problems (default: %(default)s)")
     parser.add_argument("--sync", choices=("patch", "checkpoint"), default="patch", help="how weights travel (default: %(default)s)")
     parser.add_argument("--no-kill", action="store_true", help="do not kill a worker half way")
     parser.add_argument("--exact", action="store_true", help="compare patches with whole checkpoints, to the last bit")
     return parser
+
+
+def _interrupt(_number: int, _frame: FrameType | None) -> None:
+    """Treat a request to end as ^C, so that everything started is ended."""
+    raise KeyboardInterrupt
 
 
 def _positive(text: str) -> int:
@@ -60,7 +69,9 @@ def prepared(model: str, console: Console) -> str:
     """The model's directory, made ready by a process of its own."""
     with console.status(f"preparing {model} …"):
         command = [sys.executable, "-m", "demo.model", model]
-        done = subprocess.run(command, capture_output=True, text=True, cwd=Path(__file__).resolve().parent.parent, check=False)
+        done = subprocess.run(  # noqa: S603  our own module
+            command, capture_output=True, text=True, cwd=Path(__file__).resolve().parent.parent, check=False
+        )
     if done.returncode != 0:
         raise RunError(done.stderr.strip().splitlines()[-1].removeprefix("error: ") if done.stderr.strip() else "no model")
     return done.stdout.strip().splitlines()[-1]
@@ -68,6 +79,8 @@ def prepared(model: str, console: Console) -> str:
 
 def _settings(options: argparse.Namespace, model: str, folder: Path, steps: int) -> Settings:
     store = options.store or str(folder / "store")
+    if store.startswith("memory:"):
+        raise RunError("a store in memory is seen by one process only: give a folder or a URL with --store")
     samples = Settings.samples_per_prompt
     return Settings(
         run=str(folder),
@@ -78,6 +91,7 @@ def _settings(options: argparse.Namespace, model: str, folder: Path, steps: int)
         workers=options.workers,
         seed=options.seed,
         prompts_per_step=options.prompts,
+        held_out=options.held_out,
         micro_batch=samples * next(groups for groups in (3, 2, 1) if options.prompts % groups == 0),
     )
 
@@ -102,7 +116,9 @@ def _demo(options: argparse.Namespace, model: str, console: Console) -> int:
     if not summary.verified:
         console.print("[bold red]NOT VERIFIED[/]: some version was held by no worker, or not bit for bit; see the table")
         return 1
-    console.print("[bold green]VERIFIED[/]: every version, state digest and SHA-256 over all BF16 bytes equal on the trainer and its workers")
+    console.print(
+        "[bold green]VERIFIED[/]: every version, state digest and SHA-256 over all BF16 bytes equal on the trainer and its workers"
+    )
     return 0
 
 

@@ -53,7 +53,7 @@ def compare(settings: Settings, console: Console) -> int:
 
 def _cell(left: str | None, right: str | None) -> str:
     if left is None and right is None:
-        return "–"
+        return "-"
     return f"{left[:10]} =" if left is not None and left == right else f"[bold red]{str(left)[:10]} ≠ {str(right)[:10]}[/]"
 
 

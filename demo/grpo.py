@@ -6,7 +6,7 @@ import time
 from typing import Any
 
 import torch
-from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+from transformers import TrainerCallback, TrainerState, TrainingArguments
 from trl import GRPOConfig, GRPOTrainer
 
 from demo.settings import Settings
@@ -40,7 +40,7 @@ def grpo_config(settings: Settings) -> GRPOConfig:
     )
 
 
-class SampledGRPOTrainer(GRPOTrainer):
+class SampledGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
     """The probability ratio of the loss is taken against the log-probabilities that the workers recorded while sampling.
 
     TRL 1.16 passes the `logprobs` of a `rollout_func` on as `sampling_per_token_logps`, but its loss reads them only with vLLM
@@ -80,17 +80,17 @@ class SampledGRPOTrainer(GRPOTrainer):
         return losses, mismatch
 
 
-class PublishEveryStep(TrainerCallback):
+class PublishEveryStep(TrainerCallback):  # type: ignore[misc]
     """Stamps the time of every optimizer step, then has its weights published."""
 
     def __init__(self, publish: Any) -> None:
         self._publish = publish
         self._stepped_at = 0.0
 
-    def on_optimizer_step(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **keywords: Any) -> None:
+    def on_optimizer_step(self, *_: Any, **__: Any) -> None:
         """The weights have just changed."""
         self._stepped_at = time.time()
 
-    def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **keywords: Any) -> None:
+    def on_step_end(self, _args: TrainingArguments, state: TrainerState, *_: Any, **__: Any) -> None:
         """Publish them."""
         self._publish(state.global_step, self._stepped_at)

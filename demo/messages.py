@@ -23,6 +23,7 @@ class Request:
     seed: int
     max_tokens: int
     temperature: float
+    end_tokens: list[int]
     at_least: int
 
     def message(self) -> Message:
@@ -39,6 +40,7 @@ class Request:
             seed=_integer(message, "seed", 0),
             max_tokens=_integer(message, "max_tokens", 1, MAX_TOKENS),
             temperature=_number(message.get("temperature"), "temperature"),
+            end_tokens=_integers(message.get("end_tokens"), "end_tokens", 64),
             at_least=_integer(message, "at_least", 0),
         )
         if request.temperature <= 0 or not request.prompt:

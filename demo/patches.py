@@ -2,30 +2,43 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
+from collections.abc import Iterator
 
 import torch
 
 import pulse
 from demo.settings import Settings
-from demo.sync import Received, Sent
+from demo.sync import Received, Sent, SyncError
 from pulse.torch import ModuleWeights
+
+
+@contextlib.contextmanager
+def _explained() -> Iterator[None]:
+    """PULSE's errors as the demo's."""
+    try:
+        yield
+    except pulse.PulseError as error:
+        raise SyncError(f"{type(error).__name__}: {error}") from error
 
 
 class PatchSender:
     """Publishes the BF16 view of the trainer's FP32 masters after every step."""
 
     def __init__(self, settings: Settings, model: torch.nn.Module) -> None:
-        self._publisher = pulse.Publisher(
-            pulse.open_store(settings.store),
-            ModuleWeights(model, view=torch.bfloat16),
-            anchor_every=settings.anchor_every,
-            files=[settings.model],
-        )
+        with _explained():
+            self._publisher = pulse.Publisher(
+                pulse.open_store(settings.store),
+                ModuleWeights(model, view=torch.bfloat16),
+                anchor_every=settings.anchor_every,
+                files=[settings.model],
+            )
 
     def publish(self, step: int) -> Sent:
         """Publish what changed since the last version."""
-        receipt = self._publisher.publish(step=step)
+        with _explained():
+            receipt = self._publisher.publish(step=step)
         return Sent(
             version=receipt.version,
             kind=receipt.kind,
@@ -39,24 +52,27 @@ class PatchSender:
 
     def close(self) -> None:
         """Wait for what runs in the background."""
-        self._publisher.close()
+        with _explained():
+            self._publisher.close()
 
 
 class PatchReceiver:
     """Follows the store: fetches and verifies beside the live weights, then applies in place."""
 
     def __init__(self, settings: Settings, model: torch.nn.Module) -> None:
-        self._subscriber = pulse.Subscriber(pulse.open_store(settings.store), ModuleWeights(model))
+        with _explained():
+            self._subscriber = pulse.Subscriber(pulse.open_store(settings.store), ModuleWeights(model))
         self.version: int | None = None
         self.digest = ""
 
     def advance(self, timeout: float) -> Received | None:
         """Fetch the newest version and apply it."""
-        update = self._subscriber.fetch() if timeout <= 0 else self._subscriber.wait(timeout, poll=0.05)
-        if update is None:
-            return None
-        started = time.perf_counter()
-        self._subscriber.apply(update)
+        with _explained():
+            update = self._subscriber.fetch() if timeout <= 0 else self._subscriber.wait(timeout, poll=0.05)
+            if update is None:
+                return None
+            started = time.perf_counter()
+            self._subscriber.apply(update)
         applied = time.perf_counter() - started
         base, self.version, self.digest = self.version, update.version, update.state_digest
         return Received(base, update.version, update.kind, update.patches, update.nbytes, self.digest, update.seconds, applied)

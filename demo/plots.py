@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import io
 from collections.abc import Callable
+from typing import Any
 
 import matplotlib as mpl
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
 
 from demo.summary import Row, Summary
 
@@ -32,8 +34,9 @@ def plots(summary: Summary) -> list[tuple[str, str]]:
 
 
 def _svg(draw: Callable[[Axes, list[Row]], None], rows: list[Row]) -> str:
-    colours = dict.fromkeys(("text.color", "axes.labelcolor", "axes.edgecolor", "xtick.color", "ytick.color"), _INK)
-    with mpl.rc_context({**colours, "svg.fonttype": "none", "svg.hashsalt": "pulse", "font.family": "sans-serif", "font.size": 10}):
+    style: dict[Any, Any] = dict.fromkeys(("text.color", "axes.labelcolor", "axes.edgecolor", "xtick.color", "ytick.color"), _INK)
+    style |= {"svg.fonttype": "none", "svg.hashsalt": "pulse", "font.family": "sans-serif", "font.size": 10}
+    with mpl.rc_context(style):
         figure = Figure(figsize=(5.6, 3.0), layout="constrained")
         axes = figure.add_subplot()
         axes.patch.set_alpha(0)
@@ -44,20 +47,30 @@ def _svg(draw: Callable[[Axes, list[Row]], None], rows: list[Row]) -> str:
         if axes.get_legend_handles_labels()[0]:
             axes.legend(frameon=False, fontsize=9)
         text = io.StringIO()
-        figure.savefig(text, format="svg", transparent=True, metadata={"Date": None, "Creator": None})
+        figure.savefig(text, format="svg", transparent=True, metadata=dict.fromkeys(("Date", "Creator", "Format", "Type")))
     svg = text.getvalue()
     return svg[svg.index("<svg") :].replace(_INK, "currentColor")
 
 
-def _line(axes: Axes, rows: list[Row], value: Callable[[Row], float | None], **style: object) -> None:
+def _line(axes: Axes, rows: list[Row], value: Callable[[Row], float | None], **style: Any) -> None:
     points = [(row.step, found) for row in rows if (found := value(row)) is not None]
-    axes.plot([step for step, _ in points], [found for _, found in points], **style)  # type: ignore[arg-type]
+    axes.plot([step for step, _ in points], [found for _, found in points], **style)
 
 
 def _reward(axes: Axes, rows: list[Row]) -> None:
-    _line(axes, rows, lambda row: row.reward, color=_BLUE, marker="o", markersize=3, label="reward of the rollouts trained on")
+    _line(
+        axes, rows, lambda row: row.reward, color=_BLUE, marker="o", markersize=3, linewidth=0.8, label="reward of the rollouts trained on"
+    )
+    axes.plot([row.step for row in rows if row.reward is not None], _smooth(rows), color=_BLUE, linewidth=2.5, label="mean of five steps")
     _line(axes, rows, lambda row: row.held_out, color=_ORANGE, marker="D", linestyle="none", label="accuracy on held-out problems")
     axes.set_ylim(0, 1)
+
+
+def _smooth(rows: list[Row]) -> list[float]:
+    """The mean of the up to five rewards around each."""
+    rewards = [row.reward for row in rows if row.reward is not None]
+    around = [rewards[max(0, index - 2) : index + 3] for index in range(len(rewards))]
+    return [sum(near) / len(near) for near in around]
 
 
 def _bytes(axes: Axes, rows: list[Row]) -> None:
@@ -115,4 +128,4 @@ def _verified(axes: Axes, rows: list[Row]) -> None:
         color=_RED,
         label="different",
     )
-    axes.yaxis.get_major_locator().set_params(integer=True)
+    axes.yaxis.set_major_locator(MaxNLocator(integer=True))

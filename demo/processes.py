@@ -31,6 +31,13 @@ class Process:
         """The exit status, or None while it runs."""
         return self.popen.poll()
 
+    def wait_a_little(self, seconds: float = 2.0) -> int | None:
+        """The exit status if it ends within `seconds`."""
+        try:
+            return self.popen.wait(seconds)
+        except subprocess.TimeoutExpired:
+            return None
+
     def kill(self) -> None:
         """SIGKILL, as when a machine is lost."""
         self.popen.kill()
@@ -55,7 +62,7 @@ def start(name: str, arguments: list[str], threads: int, folder: Path, extra: di
     log = folder / "logs" / f"{name}.log"
     log.parent.mkdir(parents=True, exist_ok=True)
     with log.open("ab") as output:
-        popen = subprocess.Popen(
+        popen = subprocess.Popen(  # noqa: S603  our own modules
             [sys.executable, "-m", *arguments],
             stdin=subprocess.DEVNULL,
             stdout=output,
@@ -69,7 +76,13 @@ def start(name: str, arguments: list[str], threads: int, folder: Path, extra: di
 def _environment(threads: int) -> dict[str, str]:
     """Threads pinned, since their number changes sums; nothing phones home."""
     counts = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMBA_NUM_THREADS"), str(threads))
-    fixed = {"OMP_DYNAMIC": "FALSE", "MKL_DYNAMIC": "FALSE", "MKL_CBWR": "AVX2", "TOKENIZERS_PARALLELISM": "false"}
+    fixed = {
+        "OMP_DYNAMIC": "FALSE",
+        "MKL_DYNAMIC": "FALSE",
+        "OMP_WAIT_POLICY": "PASSIVE",
+        "MKL_CBWR": "AVX2",
+        "TOKENIZERS_PARALLELISM": "false",
+    }
     quiet = {"TRANSFORMERS_VERBOSITY": "error", "TRL_EXPERIMENTAL_SILENCE": "1", "HF_HUB_DISABLE_PROGRESS_BARS": "1"}
     offline = {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1", "HF_HUB_DISABLE_TELEMETRY": "1"}
     return {**counts, **fixed, **quiet, **offline, "GLIBC_TUNABLES": _REUSE_MEMORY}

@@ -51,14 +51,14 @@ class Run:
         self._killed_at_version = 0
         self._version = 0
         self._held: dict[str, int] = {}
-        self._done = False
+        self._done: set[str] = set()
 
     def execute(self) -> None:
         """Run to the end. Whatever happens, every process that was started is ended."""
         started = time.monotonic()
         try:
             self._start("trainer", "demo.trainer", [], self._settings.trainer_threads)
-            while not self._done:
+            while "trainer" not in self._done:
                 self._turn()
                 if not self._address and time.monotonic() - started > _START_SECONDS:
                     raise RunError(f"the trainer was not ready after {_START_SECONDS:g} s\n{self._processes['trainer'].last_words()}")
@@ -83,11 +83,15 @@ class Run:
             for event in process.events.read():
                 self._notice(event)
                 self._show(event)
-            if exit_code is not None and process.name != self._killed and not (exit_code == 0 and self._done):
+            if exit_code is not None and process.name != self._killed and not (exit_code == 0 and process.name in self._done):
                 self._fail(process, exit_code)
         time.sleep(0.05)
 
     def _fail(self, process: Process, exit_code: int) -> None:
+        """Say what went wrong first: workers that lose their trainer fail because it did."""
+        trainer = self._processes["trainer"]
+        if process is not trainer and trainer.wait_a_little() not in (None, 0):
+            process, exit_code = trainer, trainer.exit_code or 0
         raise RunError(f"{process.name} ended with status {exit_code}; the end of {process.log}:\n{process.last_words()}")
 
     def _notice(self, event: Event) -> None:
@@ -102,8 +106,8 @@ class Run:
             self._held[event["who"]] = event["version"]
         elif kind == "asked" and event["split"] == "train" and event["step"] == self._kill_at and self._killed is None:
             self._kill(f"worker-{self._settings.workers - 1}")
-        elif kind == "done" and event["who"] == "trainer":
-            self._done = True
+        elif kind == "done":
+            self._done.add(event["who"])
         self._restart_when_due()
 
     def _kill(self, name: str) -> None:

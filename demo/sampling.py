@@ -6,6 +6,7 @@ sample draws from its own generator, seeded by the request, and the process comp
 
 from __future__ import annotations
 
+import inspect
 import time
 from dataclasses import dataclass, field
 
@@ -44,6 +45,11 @@ def _draw(logprobs: torch.Tensor, uniform: torch.Tensor) -> torch.Tensor:
     return torch.searchsorted(cumulative, target, right=True).squeeze(-1).clamp(max=logprobs.shape[-1] - 1)
 
 
+def _cache_argument(model: PreTrainedModel) -> str:
+    """Transformers renames `past_key_values` to `cache`, model by model."""
+    return "cache" if "cache" in inspect.signature(model.forward).parameters else "past_key_values"
+
+
 @torch.inference_mode()
 def sample(model: PreTrainedModel, prompt: list[int], seed: int, sampling: Sampling, end_tokens: frozenset[int]) -> Samples:
     """Draw `sampling.samples` completions of one prompt."""
@@ -51,7 +57,8 @@ def sample(model: PreTrainedModel, prompt: list[int], seed: int, sampling: Sampl
     generators = [torch.Generator().manual_seed(seed * 1_000_003 + index) for index in range(count)]
     result = Samples([[] for _ in range(count)], [[] for _ in range(count)])
     cache = DynamicCache(config=model.config)
-    output = model(torch.tensor([prompt]), past_key_values=cache, use_cache=True, logits_to_keep=1)
+    cached = {_cache_argument(model): cache, "use_cache": True}
+    output = model(torch.tensor([prompt]), **cached, logits_to_keep=1)
     cache.batch_repeat_interleave(count)
     logits = output.logits[:, -1].expand(count, -1)
     live = list(range(count))
@@ -67,5 +74,5 @@ def sample(model: PreTrainedModel, prompt: list[int], seed: int, sampling: Sampl
         live = [index for index in live if result.tokens[index][-1] not in end_tokens]
         if not live or position + 1 == sampling.max_tokens:
             return result
-        logits = model(tokens.unsqueeze(-1), past_key_values=cache, use_cache=True).logits[:, -1]
+        logits = model(tokens.unsqueeze(-1), **cached).logits[:, -1]
     return result

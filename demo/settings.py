@@ -25,9 +25,9 @@ class Settings:
     prompts_per_step: int = 6
     samples_per_prompt: int = 8
     micro_batch: int = 24
-    max_tokens: int = 16
+    max_tokens: int = 14
     temperature: float = 1.0
-    held_out: int = 12
+    held_out: int = 16
     anchor_every: int = 10
     record_masters: bool = False
     trainer_threads: int = 2

@@ -76,7 +76,7 @@ def caught_up(catch_up: CatchUp) -> str:
 
 
 HEADS = (
-    "step", "version", "kind", "reward", "held-out", "changed %", "bytes", "× smaller", "B/change",
+    "step", "version", "kind", "reward", "held-out", "changed %", "bytes", "times smaller", "B/change",
     "publish s", "fetch s", "apply s", "step → token s", "stale", "verified",
 )  # fmt: skip
 
@@ -121,10 +121,12 @@ def facts(summary: Summary) -> list[str]:
     if patches:
         mean = sum(row.nbytes for row in patches) / len(patches)
         full = patches[0].nbytes * patches[0].ratio
-        lines.append(f"a patch was {size(round(mean))} on average, {full / mean:.0f} times smaller than the BF16 model ({size(round(full))})")
+        lines.append(
+            f"a patch was {size(round(mean))} on average, {full / mean:.0f} times smaller than the BF16 model ({size(round(full))})"
+        )
+    shares = ", ".join(f"{who} {count}" for who, count in sorted(summary.rollouts.items()))
     lines += [
-        f"rollouts by worker, in groups: {', '.join(f'{who} {count}' for who, count in sorted(summary.rollouts.items()))}; "
-        f"{summary.requeued} requests of lost workers were computed by another",
+        f"rollouts, in groups: {shares}; {summary.requeued} requests of lost workers were computed by another",
         f"worker and trainer disagree by {summary.mismatch:.3f} nats per sampled token (BF16 against autocast); the loss corrects for it",
         f"{summary.seconds:.0f} s; peak memory in GiB: {memory}",
     ]
@@ -132,4 +134,4 @@ def facts(summary: Summary) -> list[str]:
 
 
 def _or_dash(value: float | None, form: str) -> str:
-    return "–" if value is None else form.format(value)
+    return "-" if value is None else form.format(value)

@@ -127,7 +127,7 @@ def _verdict(published: Event, of: dict[str, list[Event]]) -> tuple[int, int]:
     mine = {event["sha256"] for event in hashes if event["who"] == "trainer" and "worker" not in event}
     found: dict[str, set[tuple[Any, Any]]] = defaultdict(set)
     for event in hashes:
-        worker = event.get("worker", event["who"])
+        worker = str(event.get("worker", event["who"]))
         if worker != "trainer":
             found[worker].add((event["digest"], event["sha256"]))
     expected = {(published["digest"], sha256) for sha256 in mine}

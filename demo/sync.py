@@ -5,7 +5,6 @@ Both ways share one small interface, so that the rest of the demo cannot tell th
 
 from __future__ import annotations
 
-import os
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -53,18 +52,24 @@ class Received:
 class Sender(Protocol):
     """The trainer's side."""
 
-    def publish(self, step: int) -> Sent: ...
+    def publish(self, step: int) -> Sent:
+        """Make the weights of this step a version."""
+        ...
 
-    def close(self) -> None: ...
+    def close(self) -> None:
+        """Wait for what runs in the background."""
+        ...
 
 
 class Receiver(Protocol):
-    """A worker's side. `advance` takes the newest version if there is one, waiting at most `timeout` seconds."""
+    """A worker's side: what it holds, and how it goes on."""
 
     version: int | None
     digest: str
 
-    def advance(self, timeout: float) -> Received | None: ...
+    def advance(self, timeout: float) -> Received | None:
+        """Apply the newest version if there is one, waiting for it at most `timeout` seconds."""
+        ...
 
 
 def open_sender(settings: Settings, model: torch.nn.Module) -> Sender:
@@ -116,7 +121,7 @@ class CheckpointSender:
         version = self._version + 1
         partial = self._folder / f".{version}.partial"
         save_file(view, partial, metadata={"step": str(step)})
-        os.replace(partial, _checkpoint(self._folder, version))
+        partial.replace(_checkpoint(self._folder, version))
         self._version = version
         for old in _versions(self._folder)[: -self._KEPT]:
             _checkpoint(self._folder, old).unlink()

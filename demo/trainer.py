@@ -20,11 +20,12 @@ from demo.events import EventLog
 from demo.grpo import PublishEveryStep, SampledGRPOTrainer, grpo_config
 from demo.hashing import masters_sha256, view_sha256
 from demo.messages import Reply, Request
+from demo.pinned import pin
 from demo.processes import die_with_parent, peak_memory
 from demo.rollouts import RolloutError, RolloutServer
 from demo.settings import Settings
-from demo.sync import Sender, open_sender
-from demo.task import Problem, problems, prompt_tokens, reward
+from demo.sync import Sender, SyncError, open_sender
+from demo.task import Problem, end_tokens, problems, prompt_tokens, reward
 
 _REPLY_SECONDS = 150.0
 
@@ -36,6 +37,7 @@ class Run:
         self._settings = settings
         self._model = model
         self._tokenizer = tokenizer
+        self._end_tokens = end_tokens(tokenizer)
         self._log = log
         self._sender: Sender = open_sender(settings, model)
         self._problems: dict[str, Problem] = {}
@@ -66,7 +68,7 @@ class Run:
         self._step, self._version, self._stepped_at = step, sent.version, stepped_at
         self._log.write("published", step=step, seconds=seconds, stepped_at=stepped_at, **vars(sent))
 
-    def rollouts(self, prompts: list[str], trainer: Any) -> dict[str, Any]:
+    def rollouts(self, prompts: list[str], _trainer: Any) -> dict[str, Any]:
         """TRL's `rollout_func`: one request per group of equal prompts; the rows come back in TRL's order."""
         questions = prompts[:: self._settings.samples_per_prompt]
         replies, rewards = self._ask("train", questions)
@@ -121,7 +123,7 @@ class Run:
             reward=sum(rewards) / len(rewards),
             seconds=seconds,
             length=sum(lengths) / len(lengths),
-            to_first_token=min(fresh) - self._stepped_at if fresh else None,
+            to_first_token=min(fresh) - self._stepped_at if fresh and self._step else None,
             staleness=max(self._version - reply.version for reply in replies),
             by_worker={name: sum(reply.worker == name for reply in replies) for name in {reply.worker for reply in replies}},
             digests=sorted({reply.digest for reply in replies}),
@@ -136,6 +138,7 @@ class Run:
             seed=(self._settings.seed * 100_000 + self._step) * 1000 + index + (500 if split == "held-out" else 0),
             max_tokens=self._settings.max_tokens,
             temperature=self._settings.temperature,
+            end_tokens=self._end_tokens,
             at_least=self._version,
         )
 
@@ -153,7 +156,7 @@ class Run:
             self._log.write("hashed", version=self._version, sha256=view_sha256(self._model))
 
 
-def scored(prompts: list[str], completions: list[str], **columns: Any) -> list[float]:
+def scored(**columns: Any) -> list[float]:
     """TRL's reward function: the rewards that were worked out when the rollouts came."""
     rewards: list[float] = columns["scored"]
     return rewards
@@ -162,9 +165,7 @@ def scored(prompts: list[str], completions: list[str], **columns: Any) -> list[f
 def train(settings: Settings, log: EventLog) -> None:
     """The whole run."""
     set_seed(settings.seed)
-    torch.set_num_threads(settings.trainer_threads)
-    torch.use_deterministic_algorithms(True)
-    torch.utils.deterministic.fill_uninitialized_memory = False
+    pin(settings.trainer_threads)
     model = AutoModelForCausalLM.from_pretrained(settings.model, dtype=torch.float32)
     tokenizer = AutoTokenizer.from_pretrained(settings.model)
     if tokenizer.pad_token is None:
@@ -198,7 +199,7 @@ def main(arguments: list[str]) -> int:
     log = EventLog(settings.folder / "events" / "trainer.jsonl", "trainer")
     try:
         train(settings, log)
-    except RolloutError as error:
+    except (RolloutError, SyncError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
     finally:

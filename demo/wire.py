@@ -8,7 +8,7 @@ import socket
 import struct
 import time
 from types import TracebackType
-from typing import Any
+from typing import Any, Self
 
 Message = dict[str, Any]
 
@@ -93,7 +93,7 @@ class Connection:
         """Close the socket; safe to repeat."""
         self._socket.close()
 
-    def __enter__(self) -> Connection:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:

@@ -17,13 +17,14 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 from demo.events import EventLog
 from demo.hashing import named_weights, view_sha256
 from demo.messages import Finished, Reply, Request
+from demo.pinned import pin
 from demo.processes import die_with_parent, peak_memory
 from demo.sampling import Sampling, sample
 from demo.settings import Settings
-from demo.sync import Receiver, catch_up, open_receiver
+from demo.sync import Receiver, SyncError, catch_up, open_receiver
 from demo.wire import Connection, Malformed, WireError
 
-_POLL_SECONDS = 0.02
+_POLL_SECONDS = 0.05
 _IDLE_SECONDS = 1.0
 _SYNC_SECONDS = 120.0
 
@@ -40,12 +41,11 @@ def empty_policy(model: str) -> PreTrainedModel:
 class Worker:
     """Answers requests with the version it holds, and follows the store in between."""
 
-    def __init__(self, name: str, policy: PreTrainedModel, receiver: Receiver, log: EventLog, end_tokens: frozenset[int]) -> None:
+    def __init__(self, name: str, policy: PreTrainedModel, receiver: Receiver, log: EventLog) -> None:
         self._name = name
         self._policy = policy
         self._receiver = receiver
         self._log = log
-        self._end_tokens = end_tokens
         self._hashed: tuple[int | None, str] = (None, "")
         self._busy_until = time.monotonic()
 
@@ -80,9 +80,9 @@ class Worker:
         if self._receiver.version is None or self._receiver.version < request.at_least:
             self.follow(request.at_least)
         sampling = Sampling(request.samples, request.max_tokens, request.temperature)
-        samples = sample(self._policy, request.prompt, request.seed, sampling, self._end_tokens)
+        samples = sample(self._policy, request.prompt, request.seed, sampling, frozenset(request.end_tokens))
         version = self._receiver.version
-        assert version is not None
+        assert version is not None  # `follow` saw to it
         return Reply(
             id=request.id,
             worker=self._name,
@@ -116,32 +116,26 @@ class Worker:
         return Finished(self._name, version, self._receiver.digest, sha256)
 
 
-def end_tokens_of(policy: PreTrainedModel, model: str) -> frozenset[int]:
-    """The tokens that end a completion."""
-    config = AutoConfig.from_pretrained(model)
-    ends = config.eos_token_id if config.eos_token_id is not None else policy.generation_config.eos_token_id
-    return frozenset(ends if isinstance(ends, list) else [ends])
-
-
 def main(arguments: list[str]) -> int:
     """Run one worker until the trainer lets it go."""
     die_with_parent()
     settings, name, address = Settings.load(Path(arguments[0])), arguments[1], arguments[2]
     log = EventLog(settings.folder / "events" / f"{name}.jsonl", name)
     log.write("started", pid=os.getpid())
-    torch.set_num_threads(1)
-    torch.use_deterministic_algorithms(True)
-    torch.utils.deterministic.fill_uninitialized_memory = False
+    pin(threads=1)
     policy = empty_policy(settings.model)
-    worker = Worker(name, policy, open_receiver(settings, policy), log, end_tokens_of(policy, settings.model))
-    worker.follow()
     try:
+        worker = Worker(name, policy, open_receiver(settings, policy), log)
+        worker.follow()
         with Connection.dial(address, timeout=10.0) as connection:
             connection.send({"type": "hello", "worker": name, "token": os.environ["DEMO_TOKEN"]})
             log.write("connected")
             worker.serve(connection)
     except (WireError, ConnectionError) as error:
         print(f"error: lost the trainer: {error}", file=sys.stderr)
+        return 1
+    except SyncError as error:
+        print(f"error: {error}", file=sys.stderr)
         return 1
     log.write("done", peak_memory=peak_memory())
     return 0

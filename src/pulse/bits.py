@@ -21,10 +21,9 @@ from numpy.typing import NDArray
 
 from pulse.errors import FormatError, WeightsMismatch
 
-
 MAX_DIMENSIONS = 64  # numpy's and torch's own limit
 MAX_ELEMENTS = 1 << 60  # so that every size in bytes and every position fits 64 bits, signed
-UNSIGNED = {1: np.dtype("<u1"), 2: np.dtype("<u2"), 4: np.dtype("<u4"), 8: np.dtype("<u8")}
+UNSIGNED: Mapping[int, np.dtype[Any]] = {1: np.dtype("<u1"), 2: np.dtype("<u2"), 4: np.dtype("<u4"), 8: np.dtype("<u8")}
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +59,7 @@ DTYPES: Mapping[str, DType] = MappingProxyType(_dtypes())
 def dtype_of(name: str) -> DType:
     """The dtype with that safetensors code; `FormatError` if there is none."""
     if name not in DTYPES:
-        raise FormatError(f"unknown dtype {name!r}; known are {', '.join(DTYPES)}")
+        raise FormatError(f"unknown dtype {name[:40]!r}; known are {', '.join(DTYPES)}")
     return DTYPES[name]
 
 
@@ -95,7 +94,7 @@ class Spec:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class TensorBits:
+class TensorBits:  # noqa: PLW1641  arrays have no hash
     """A tensor as bits: dtype code, shape, and the units in row-major order.
 
     flat: (units,) unsigned integers of the dtype's width; treat as read only.
@@ -108,7 +107,8 @@ class TensorBits:
     def __post_init__(self) -> None:
         spec = self.spec
         if self.flat.dtype != dtype_of(self.dtype).unsigned or self.flat.shape != (spec.units,):
-            raise FormatError(f"{spec} needs {spec.units} units of {dtype_of(self.dtype).unsigned}, not {self.flat.shape} {self.flat.dtype}")
+            found = f"{self.flat.shape} {self.flat.dtype}"
+            raise FormatError(f"{spec} needs {spec.units} units of {dtype_of(self.dtype).unsigned}, not {found}")
 
     @property
     def spec(self) -> Spec:
@@ -151,20 +151,20 @@ def as_bits(tensor: object) -> TensorBits:
         return from_array(tensor)
     torch = sys.modules.get("torch")  # a tensor can only be here if torch is
     if torch is not None and isinstance(tensor, torch.Tensor):
-        from pulse.torch.tensors import tensor_bits  # noqa: PLC0415  the wire world never loads torch by itself
+        from pulse.torch.tensors import tensor_bits  # the wire world never loads torch by itself
 
         return tensor_bits(tensor)
     raise WeightsMismatch(f"a tensor, numpy array or TensorBits is wanted, not {type(tensor).__name__}")
 
 
-def bits_like(bits: TensorBits, like: Any) -> Any:  # noqa: ANN401  as many kinds come out as go in
+def bits_like(bits: TensorBits, like: Any) -> Any:  # as many kinds come out as go in
     """`bits` as the kind of thing that `like` is: numpy array, torch tensor on the same device, or else `TensorBits`."""
     if isinstance(like, np.ndarray):
         native = like.dtype if _NUMPY_CODES.get(like.dtype.name) == bits.dtype else _numpy_dtype(bits.dtype)
         return bits.flat.view(native.newbyteorder("<")).reshape(bits.shape)
     if like is None or isinstance(like, TensorBits):
         return bits
-    from pulse.torch.tensors import bits_tensor  # noqa: PLC0415
+    from pulse.torch.tensors import bits_tensor
 
     return bits_tensor(bits).to(like.device)
 
@@ -187,7 +187,8 @@ def to_key(units: NDArray[Any], dtype: DType) -> NDArray[Any]:
         return units
     signed = units.view(f"<i{dtype.width}")
     low = signed.dtype.type((1 << (8 * dtype.width - 1)) - 1)
-    return (signed ^ ((signed >> (8 * dtype.width - 1)) & low)).view(dtype.unsigned)
+    key: NDArray[Any] = signed ^ ((signed >> (8 * dtype.width - 1)) & low)
+    return key.view(dtype.unsigned)
 
 
 from_key = to_key  # its own inverse
@@ -195,7 +196,8 @@ from_key = to_key  # its own inverse
 
 def steps_between(old: NDArray[Any], new: NDArray[Any], dtype: DType) -> NDArray[Any]:
     """How many representable numbers lie from `old` to `new`, modulo 2^w, as unsigned units of the same width."""
-    return to_key(new, dtype) - to_key(old, dtype)
+    steps: NDArray[Any] = to_key(new, dtype) - to_key(old, dtype)
+    return steps
 
 
 def advance(old: NDArray[Any], steps: NDArray[Any], dtype: DType) -> NDArray[Any]:

@@ -17,7 +17,7 @@ _brief.maxstring = _brief.maxother = _brief.maxlong = 200
 shown = _brief.repr  # a value in a message: whatever it is, a short line
 
 
-def to_json(value: Any) -> bytes:  # noqa: ANN401  JSON
+def to_json(value: Any) -> bytes:  # JSON
     """The one JSON text for `value`: sorted keys, no spaces, ASCII, finite numbers."""
     return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=True, allow_nan=False).encode()
 

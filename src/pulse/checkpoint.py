@@ -12,7 +12,7 @@ import re
 import struct
 import uuid
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from itertools import chain, pairwise
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from pulse.bits import DTYPES, Spec, TensorBits, dtype_of
-from pulse.canonical import shown
+from pulse.canonical import shown, text
 from pulse.errors import FileError, FormatError, WeightsMismatch
 
 SINGLE = "model.safetensors"
@@ -34,7 +34,7 @@ _OURS = re.compile(r"model(-\d{5,}-of-\d{5,})?\.safetensors|model\.safetensors\.
 
 def parse(data: memoryview, what: str) -> dict[str, TensorBits]:
     """The tensors of one safetensors file; they share `data`'s memory. `FormatError` for anything that is not exactly one."""
-    if len(data) < 8:  # noqa: PLR2004  the size of the size
+    if len(data) < 8:  # the size of the size
         raise FormatError(f"{what}: not a safetensors file: {len(data)} bytes")
     (size,) = struct.unpack_from("<Q", data)
     if size > min(_MAX_HEADER, len(data) - 8):
@@ -68,13 +68,15 @@ def _entry(value: object, what: str) -> tuple[Spec, tuple[int, int]]:
         raise FormatError(f"{what}: no dtype, shape and data_offsets")
     shape, offsets = value["shape"], value["data_offsets"]
     numbers = [*shape, *offsets] if isinstance(shape, list) and isinstance(offsets, list) else [None]
-    if any(type(number) is not int or number < 0 for number in numbers) or len(offsets) != 2:  # noqa: PLR2004
+    if any(type(number) is not int or number < 0 for number in numbers) or len(offsets) != 2:
         raise FormatError(f"{what}: shape {shown(shape)}, offsets {shown(offsets)}")
-    if value["dtype"] not in list(DTYPES):
-        raise FormatError(f"{what}: unknown dtype {shown(value['dtype'])}; known are {', '.join(DTYPES)}")
-    spec = Spec(value["dtype"], tuple(shape))
-    if spec.nbytes != offsets[1] - offsets[0]:
-        raise FormatError(f"{what}: {spec} takes {spec.nbytes} bytes, its offsets give {offsets[1] - offsets[0]}")
+    try:
+        spec = Spec(dtype_of(text(value["dtype"])).name, tuple(shape))
+        nbytes = spec.nbytes
+    except FormatError as error:
+        raise FormatError(f"{what}: {error}") from error
+    if nbytes != offsets[1] - offsets[0]:
+        raise FormatError(f"{what}: {spec} takes {nbytes} bytes, its offsets give {offsets[1] - offsets[0]}")
     return spec, (offsets[0], offsets[1])
 
 
@@ -94,9 +96,10 @@ def serialize(tensors: Mapping[str, TensorBits]) -> bytes:
         bits = tensors[name]
         start, end = end, end + bits.spec.nbytes
         header[name] = {"dtype": bits.dtype, "shape": list(bits.shape), "data_offsets": [start, end]}
-    text = json.dumps(header, separators=(",", ":")).encode()
-    text += b" " * (-len(text) % 8)
-    return b"".join([struct.pack("<Q", len(text)), text, *(memoryview(tensors[name].flat).cast("B") for name in order if tensors[name].flat.size)])
+    head = json.dumps(header, separators=(",", ":")).encode()
+    head += b" " * (-len(head) % 8)
+    bodies = (tensors[name].flat.data.cast("B") for name in order if tensors[name].flat.size)
+    return b"".join([struct.pack("<Q", len(head)), head, *bodies])
 
 
 def layout(tensors: Mapping[str, Spec], limit: int = SHARD_BYTES) -> dict[str, list[str]]:
@@ -155,7 +158,7 @@ def _mapped(path: Path) -> memoryview:
     try:
         if path.stat().st_size == 0:
             raise FormatError(f"{path}: an empty file")
-        return memoryview(np.memmap(path, np.uint8, "r"))
+        return np.memmap(path, np.uint8, "r").data
     except OSError as error:
         raise FileError(f"{path}: {error.strerror}") from error
 
@@ -202,7 +205,8 @@ def _write_files(files: Iterable[tuple[Path, bytes | memoryview]]) -> None:
                 temporary.replace(path)
     finally:
         for temporary, _ in staged:
-            temporary.unlink(missing_ok=True)
+            with suppress(OSError):
+                temporary.unlink()
 
 
 @contextmanager

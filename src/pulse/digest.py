@@ -44,7 +44,7 @@ class Sum(NamedTuple):
     lane0: int
     lane1: int
 
-    def __add__(self, other: object) -> Sum:  # type: ignore[override]
+    def __add__(self, other: object) -> Sum:
         if not isinstance(other, Sum):
             return NotImplemented
         return Sum((self.lane0 + other.lane0) & _MASK, (self.lane1 + other.lane1) & _MASK)
@@ -87,7 +87,7 @@ def sum_at(positions: NDArray[np.uint64], values: NDArray[Any]) -> Sum:
     """`mix_sum`, by a compiled kernel where that pays."""
     if values.size < _FAST_FROM:
         return mix_sum(positions, values)
-    from pulse import kernels  # noqa: PLC0415  numba loads only when there is work for it
+    from pulse import kernels  # numba loads only when there is work for it
 
     return Sum(*map(int, kernels.sum_at(positions, values)))
 
@@ -95,7 +95,7 @@ def sum_at(positions: NDArray[np.uint64], values: NDArray[Any]) -> Sum:
 def flat_sum(flat: NDArray[Any]) -> Sum:
     """The sum over a whole tensor. flat: (units,) unsigned."""
     if flat.size >= _FAST_FROM:
-        from pulse import kernels  # noqa: PLC0415
+        from pulse import kernels
 
         return Sum(*map(int, kernels.sum_flat(flat)))
     return plain_flat_sum(flat)
@@ -141,5 +141,3 @@ def check(what: str, expected: str, found: str) -> None:
     """Raise `DigestMismatch`, naming `what`, unless the two digests are equal."""
     if expected != found:
         raise DigestMismatch(f"{what}: expected digest {expected}, found {found}")
-
-

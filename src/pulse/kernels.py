@@ -7,6 +7,7 @@ where no cache can be written it is compiled again in each process.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import wraps
 from typing import Any
 
 import numpy as np
@@ -21,13 +22,22 @@ _C0, _C1, _C2, _C3, _C4 = (np.uint64(c) for c in (C0, C1, C2, C3, C4))
 
 def _compiled(function: Callable[..., Any]) -> Callable[..., Any]:
     try:
-        return njit(function, nogil=True, cache=True)
+        compiled: Callable[..., Any] = njit(function, nogil=True, cache=True)
     except RuntimeError:  # numba found no place where it may write its cache
-        return njit(function, nogil=True)
+        compiled = njit(function, nogil=True)
+
+    @wraps(function)
+    def call(*arrays: NDArray[Any]) -> Any:
+        try:
+            return compiled(*arrays)
+        except OSError:  # the disk is full: it is compiled by now, and only writing the cache has failed
+            return compiled(*arrays)
+
+    return call
 
 
-@_compiled
-def _mix(position: Any, value: Any) -> tuple[Any, Any]:  # noqa: ANN401  scalars inside compiled code
+@njit  # part of the kernels that call it, and cached with them
+def _mix(position: Any, value: Any) -> tuple[Any, Any]:  # scalars inside compiled code
     h = (np.uint64(position) + _ONE) * _C0
     h ^= h >> _S32
     v = np.uint64(value)
@@ -43,7 +53,7 @@ def _mix(position: Any, value: Any) -> tuple[Any, Any]:  # noqa: ANN401  scalars
 
 
 @_compiled
-def sum_flat(flat: NDArray[Any]) -> tuple[int, int]:
+def sum_flat(flat: NDArray[Any]) -> tuple[np.uint64, np.uint64]:
     """The digest's two lanes over a whole tensor. flat: (units,) unsigned."""
     lane0 = np.uint64(0)
     lane1 = np.uint64(0)
@@ -55,7 +65,7 @@ def sum_flat(flat: NDArray[Any]) -> tuple[int, int]:
 
 
 @_compiled
-def sum_at(positions: NDArray[np.uint64], values: NDArray[Any]) -> tuple[int, int]:
+def sum_at(positions: NDArray[np.uint64], values: NDArray[Any]) -> tuple[np.uint64, np.uint64]:
     """The digest's two lanes over some positions. positions: (n,) uint64; values: (n,) unsigned."""
     lane0 = np.uint64(0)
     lane1 = np.uint64(0)

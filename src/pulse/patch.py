@@ -73,7 +73,7 @@ class Part:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class TensorPatch:
+class TensorPatch:  # noqa: PLW1641  arrays have no hash
     """The changes in one part. positions: (n,) uint64, ascending; values: (n,) unsigned of the dtype's width, bits or steps."""
 
     part: Part
@@ -122,7 +122,7 @@ def changed_positions(old: NDArray[Any], new: NDArray[Any]) -> Positions:
     """Where two flat tensors differ in bits, ascending."""
     if old.size < _KERNEL_FROM:
         return np.flatnonzero(old != new).astype(np.uint64)
-    from pulse import kernels  # noqa: PLC0415  numba loads only when there is work for it
+    from pulse import kernels  # numba loads only when there is work for it
 
     found: Positions = kernels.changed_positions(old, new)
     return found
@@ -215,6 +215,8 @@ def apply_bits(patch: Patch, old: Mapping[str, TensorBits]) -> dict[str, TensorB
 def apply(patch: Patch, old: Mapping[str, Any]) -> dict[str, Any]:
     """`old` with `patch` applied, of the same kind of tensors; `old` is not changed.
 
+    What the patch does not touch is not copied: numpy arrays and `TensorBits` then share the memory of `old`.
+
     Raises `BaseMismatch` when the patch was made for other weights, `DigestMismatch` when the result is not what it should be, and
     `WeightsMismatch` when names, shapes or dtypes do not fit.
     """
@@ -289,7 +291,7 @@ def _merge(group: list[TensorPatch], values: str) -> TensorPatch:
         return group[0]
     order = np.argsort(positions, kind="stable")
     positions, numbers = positions[order], numbers[order]
-    last = np.append(positions[1:] != positions[:-1], True)  # noqa: FBT003  numpy's own signature
+    last = np.append(positions[1:] != positions[:-1], True)  # numpy's own signature
     if values == "bits":
         return TensorPatch(group[0].part, positions[last], numbers[last])
     first = np.flatnonzero(np.concatenate([[True], last[:-1]]))

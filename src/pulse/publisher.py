@@ -134,7 +134,7 @@ class Publisher:
             self._baseline = {name: bits.copy() for name, bits in tensors.items()}
             self._index = replace(index, sums=sums)
             self._stored_index = head.tensors
-            self._newest_anchor = head.newest_anchor
+            self._newest_anchor = self._versions.newest_anchor(head)
         else:
             self._reason = f"these weights are not version {head.version}, at which the run is continued"
 

@@ -26,6 +26,7 @@ from pulse.patch import Patch, resolve
 from pulse.store import ObjectStore
 
 Progress = Callable[[int, int], None]  # bytes done, bytes in all
+_LOOK_BACK = 200  # versions, at most, over which a publisher that takes over looks for an anchor that no manifest names yet
 
 
 class Versions:
@@ -121,7 +122,7 @@ class Versions:
         """How to reach `target`, from `held` if that is a version."""
         if held is not None and (patches := self._cheap_patches(target, held)):
             return chain.plan(held, patches)
-        anchored, late = self._newest_anchor(target)
+        anchored, late = self._anchor_before(target)
         first = min(anchored, target if held is None else held + 1)
         manifests = [self.manifest(version) for version in range(first, target + 1)]
         return chain.plan(held, manifests, [] if late is None else [late])
@@ -138,7 +139,15 @@ class Versions:
             patches.insert(0, manifest)
         return patches
 
-    def _newest_anchor(self, target: int) -> tuple[int, LateAnchor | None]:
+    def newest_anchor(self, head: Manifest) -> int:
+        """The newest version that is stored whole, also if its anchor was made after `head` was committed."""
+        for version in range(head.version, max(head.newest_anchor, head.version - _LOOK_BACK), -1):
+            with contextlib.suppress(FormatError):
+                if self.late_anchor(version) is not None:
+                    return version
+        return head.newest_anchor
+
+    def _anchor_before(self, target: int) -> tuple[int, LateAnchor | None]:
         """Where an anchor lies at or before `target`, and if it was made later, that."""
         manifest = self.manifest(target)
         while manifest.anchor is None:

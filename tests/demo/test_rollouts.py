@@ -17,7 +17,7 @@ TOKEN = "secret"
 
 
 def request(number: int) -> Request:
-    return Request(id=number, prompt=[number], samples=2, seed=number, max_tokens=4, temperature=1.0, at_least=1)
+    return Request(id=number, prompt=[number], samples=2, seed=number, max_tokens=4, temperature=1.0, end_tokens=[0], at_least=1)
 
 
 def answer(asked: Request, worker: str) -> Reply:
@@ -116,7 +116,9 @@ def stalls(connection: Connection, asked: Request, count: int) -> bool:
 
 
 @pytest.mark.parametrize("behaviour", [dies, dies_within_a_reply, lies, claims_much, babbles, stalls])
-def test_the_request_of_a_bad_worker_is_computed_by_another(harness: Harness, behaviour: Callable[[Connection, Request, int], bool]) -> None:
+def test_the_request_of_a_bad_worker_is_computed_by_another(
+    harness: Harness, behaviour: Callable[[Connection, Request, int], bool]
+) -> None:
     harness.join("bad", behaviour)
     asked = [request(number) for number in range(6)]
     harness.server.submit(asked)

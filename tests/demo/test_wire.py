@@ -11,7 +11,7 @@ import pytest
 from demo.messages import Finished, Reply, Request
 from demo.wire import MAX_MESSAGE, Closed, Connection, Malformed, Message, TimedOut
 
-REQUEST = Request(id=7, prompt=[1, 2, 3], samples=2, seed=5, max_tokens=4, temperature=1.0, at_least=3)
+REQUEST = Request(id=7, prompt=[1, 2, 3], samples=2, seed=5, max_tokens=4, temperature=1.0, end_tokens=[0], at_least=3)
 
 
 @pytest.fixture

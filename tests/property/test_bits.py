@@ -15,7 +15,9 @@ from pulse.errors import FormatError, WeightsMismatch
 from pulse.testing import strategies as some
 from pulse.torch.tensors import bits_tensor, dtype_from
 
-NUMPY = {"F64": "f8", "F32": "f4", "F16": "f2", "BOOL": "?", "C64": "c8"} | {f"{k}{8 * w}": f"{k.lower()}{w}" for k in "IU" for w in (1, 2, 4, 8)}
+NUMPY = {"F64": "f8", "F32": "f4", "F16": "f2", "BOOL": "?", "C64": "c8"} | {
+    f"{k}{8 * w}": f"{k.lower()}{w}" for k in "IU" for w in (1, 2, 4, 8)
+}
 FLOATS = [dtype for dtype in DTYPES.values() if dtype.is_float]
 SIXTEEN = np.arange(1 << 16, dtype="<u2")
 
@@ -135,7 +137,7 @@ def test_a_packed_tensor_that_does_not_fill_its_last_byte_is_refused(dtype, shap
 
 @pytest.mark.parametrize("shape", [(1,) * 65, (1 << 61,), (1 << 40, 1 << 40), (1 << 62, 1 << 62, 0)])
 def test_a_shape_that_no_library_could_hold_is_refused(shape):
-    with pytest.raises(FormatError, match="dimensions|elements"):
+    with pytest.raises(FormatError, match=r"dimensions|elements"):
         Spec("U8", shape)
 
 

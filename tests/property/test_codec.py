@@ -81,7 +81,9 @@ def test_a_conversion_without_a_base_is_refused_before_anything_is_written():
         codec.encode(patch, {})
 
 
-@pytest.mark.parametrize(("options", "found"), [({"encoding": "contextual"}, "known are"), ({"block": 0}, "1 to"), ({"block": 1 << 29}, "1 to")])
+@pytest.mark.parametrize(
+    ("options", "found"), [({"encoding": "contextual"}, "known are"), ({"block": 0}, "1 to"), ({"block": 1 << 29}, "1 to")]
+)
 def test_an_encoding_or_block_size_that_no_reader_takes_is_refused(options, found):
     with pytest.raises(ValueError, match=found):
         codec.encode(Patch(), **options)

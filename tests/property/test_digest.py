@@ -66,8 +66,11 @@ def test_the_published_sums_hold(units, expected):
 
 
 def test_the_digest_is_sha256_over_a_line_per_tensor():
-    weights, expected = VECTORS[2]
-    lines = [f"11:head.weight I64 [] {by_the_book([(1 << 64) - 1]).hex}\n", f"4:norm BF16 [3] {by_the_book([0x3F80, 0x8000, 0x7FC1]).hex}\n"]
+    _, expected = VECTORS[2]
+    lines = [
+        f"11:head.weight I64 [] {by_the_book([(1 << 64) - 1]).hex}\n",
+        f"4:norm BF16 [3] {by_the_book([0x3F80, 0x8000, 0x7FC1]).hex}\n",
+    ]
     assert hashlib.sha256("".join(["pulse state digest 0\n", *lines]).encode()).hexdigest()[:32] == expected
 
 

@@ -117,7 +117,9 @@ def test_a_patch_in_the_middle_of_which_bytes_are_missing_doubled_or_swapped_is_
         refuse(PORTABLE[:at] + b"\xa5" + PORTABLE[at:])
 
 
-@pytest.mark.parametrize("foreign", [b"", b"PK\x03\x04" + bytes(99), b"GGUF" * 30, b"\x89PNG\r\n\x1a\n" + bytes(90), bytes(1000), b"{}" * 40])
+@pytest.mark.parametrize(
+    "foreign", [b"", b"PK\x03\x04" + bytes(99), b"GGUF" * 30, b"\x89PNG\r\n\x1a\n" + bytes(90), bytes(1000), b"{}" * 40]
+)
 def test_a_foreign_file_is_refused_as_not_a_patch(foreign):
     refuse(foreign, "not a patch")
 
@@ -172,7 +174,7 @@ def test_a_header_that_lies_about_its_stored_size_is_refused(stored):
         b"[" * 100_000,
         b'{"a":' * 900 + b"1" + b"}" * 900,
         b'{"removed":["\\ud800"]}',
-        "{\"\u00e4\":1}".encode(),
+        '{"\u00e4":1}'.encode(),
     ],
     ids=lambda header: repr(header[:20]),
 )
@@ -237,7 +239,7 @@ LIES = {
     "more changes than there are": put("parts", 0, 4, 3),
     "fewer changes than there are": put("parts", 0, 4, 1),
     "negative changes": put("parts", 0, 4, -2),
-    "changes moved to another part": lambda header: (put("parts", 0, 4, 1)(header), put("parts", 2, 4, 2)(header)) and None,
+    "changes moved to another part": lambda header: [put("parts", 0, 4, 1)(header), put("parts", 2, 4, 2)(header)],
     "empty place": put("parts", 0, 3, []),
     "place of another type": put("parts", 0, 3, 5),
     "unknown kind of part": put("parts", 0, 3, ["sphere", 1]),
@@ -255,8 +257,12 @@ LIES = {
     "block with a huge count": put("blocks", 0, 0, 1 << 28),
     "block with more planes": put("blocks", 2, 1, 5),
     "block with huge planes": put("blocks", 2, 1, HUGE),
-    "planes moved from values to gaps": lambda header: header.update(blocks=[[n, g + 1, v - 1] if v else [n, g, v] for n, g, v in header["blocks"]]),
-    "planes moved from gaps to values": lambda header: header.update(blocks=[[n, g - 1, v + 1] if g else [n, g, v] for n, g, v in header["blocks"]]),
+    "planes moved from values to gaps": lambda header: header.update(
+        blocks=[[n, g + 1, v - 1] if v else [n, 0, 0] for n, g, v in header["blocks"]]
+    ),
+    "planes moved from gaps to values": lambda header: header.update(
+        blocks=[[n, g - 1, v + 1] if g else [n, 0, v] for n, g, v in header["blocks"]]
+    ),
     "block missing": lambda header: header["blocks"].pop() and None,
     "block too many": lambda header: header["blocks"].append([0, 0, 0]),
     "blocks swapped": lambda header: header["blocks"].reverse(),
@@ -274,7 +280,7 @@ LIES = {
     "section negative": put("sections", 0, -1),
     "section true": put("sections", 0, True),
     "section longer": lambda header: put("sections", 0, header["sections"][0] + 1)(header),
-    "sections shifted": lambda header: (put("sections", 0, header["sections"][0] + 1)(header), put("sections", 1, header["sections"][1] - 1)(header)) and None,
+    "sections shifted": lambda header: header["sections"].__setitem__(slice(2), [header["sections"][0] + 1, header["sections"][1] - 1]),
     "section huge": put("sections", 0, HUGE),
     "section beyond all integers": put("sections", 0, 10**4000),
     "one section more": lambda header: header["sections"].append(0),
@@ -399,18 +405,20 @@ def hollow(**changes):
     return built(b"{" + b",".join(b'"%s":%s' % (name.encode(), fields[name]) for name in sorted(fields)) + b"}")
 
 
+LARGE = b"268435456"
+ONE_LARGE = b"[[268435456,0,0]]"
 BOMBS = {
     "a header of 250 MB of spaces": lambda: built(b" " * 250_000_000),
     "a header of 30 MB of empty lists": lambda: hollow(removed=many(b"[]", 10_000_000)),
     "a header of 1 MB of empty lists": lambda: hollow(removed=many(b"[]", 300_000)),
     "a header of 1 MB of dimensions": lambda: hollow(whole=b'[["w","U8",' + many(b"9223372036854775807", 50_000) + b"]]"),
     "a part of 2^60 units in blocks of one": lambda: hollow(parts=b'[["w","U8",[1152921504606846976],null,0]]'),
-    "a tensor of 2^60 bytes": lambda: hollow(whole=b'[["w","U8",[1152921504606846976]]]', block=b"268435456"),
-    "a tensor of 2^28 bytes of nothing": lambda: hollow(whole=b'[["w","U8",[268435456]]]', block=b"268435456", chunks=b"[0]"),
-    "2^28 changes of nothing": lambda: hollow(parts=b'[["w","U8",[268435456],null,268435456]]', block=b"268435456", blocks=b"[[268435456,0,0]]"),
-    "2^28 changes that only a block has": lambda: hollow(parts=b'[["w","U8",[268435456],null,0]]', block=b"268435456", blocks=b"[[268435456,0,0]]"),
+    "a tensor of 2^60 bytes": lambda: hollow(whole=b'[["w","U8",[1152921504606846976]]]', block=LARGE),
+    "a tensor of 2^28 bytes of nothing": lambda: hollow(whole=b'[["w","U8",[268435456]]]', block=LARGE, chunks=b"[0]"),
+    "2^28 changes of nothing": lambda: hollow(parts=b'[["w","U8",[268435456],null,268435456]]', block=LARGE, blocks=ONE_LARGE),
+    "2^28 changes that only a block has": lambda: hollow(parts=b'[["w","U8",[268435456],null,0]]', block=LARGE, blocks=ONE_LARGE),
     "2^28 changes of which a section knows": lambda: hollow(
-        parts=b'[["w","U8",[268435456],null,1]]', block=b"268435456", blocks=b"[[268435456,1,0]]", sections=b"[0]"
+        parts=b'[["w","U8",[268435456],null,1]]', block=LARGE, blocks=b"[[268435456,1,0]]", sections=b"[0]"
     ),
 }  # fmt: skip
 
@@ -453,7 +461,7 @@ def test_arbitrary_alterations_under_an_honest_trailer_never_raise_anything_but_
         blob = mutate_header(rng) if rng.random() < 0.5 else mutate_bytes(rng)
         try:
             decoded += survives(blob)
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001  whatever it is, it is a failure
             pytest.fail(f"PULSE_FUZZ_SEED={seed}, round {rounds}: {type(error).__name__}: {error}\n{blob.hex()}")
         rounds += 1
     assert rounds > 100

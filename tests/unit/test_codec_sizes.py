@@ -1,5 +1,6 @@
 """Bytes per change on a slice of a real RL run (tests/data/trace), container included."""
 
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -28,7 +29,7 @@ def test_a_real_step_takes_few_bytes_per_change(steps, step, encoding):
 
 
 def test_two_real_steps_compose_into_one_patch_smaller_than_both(steps):
-    first, second = (relate(diff(old, new), old) for old, new in zip(steps, steps[1:], strict=False))
+    first, second = (relate(diff(old, new), old) for old, new in pairwise(steps))
     both = codec.encode(compose(first, second))
     assert apply(codec.decode(both), steps[0]) == steps[2]
     assert len(both) < len(codec.encode(first)) + len(codec.encode(second))

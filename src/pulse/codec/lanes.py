@@ -75,7 +75,8 @@ def to_gaps(positions: NDArray[np.uint64], start: int) -> NDArray[np.uint32]:
 
 def from_gaps(gaps: NDArray[np.uint32], start: int, stop: int) -> NDArray[np.uint64]:
     """The inverse of `to_gaps`; `FormatError` if the block is too short for these gaps."""
-    positions = np.cumsum(gaps, dtype=np.uint64) + np.arange(start, start + gaps.size, dtype=np.uint64)
+    positions = np.arange(start, start + gaps.size, dtype=np.uint64)
+    positions += np.cumsum(gaps, dtype=np.uint64)
     if positions.size and int(positions[-1]) >= stop:
         raise FormatError(f"a block of {stop - start} units holds a position {int(positions[-1]) - start}")
     return positions

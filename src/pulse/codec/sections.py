@@ -73,4 +73,5 @@ def unzigzag(folded: NDArray[Any]) -> NDArray[Any]:
     """The inverse of `zigzag`."""
     one = folded.dtype.type(1)
     sign = (folded & one).view(f"<i{folded.dtype.itemsize}")
-    return (folded >> one) ^ (-sign).view(folded.dtype)
+    steps: NDArray[Any] = (folded >> one) ^ (-sign).view(folded.dtype)
+    return steps
