@@ -46,8 +46,22 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--store", help="where versions travel: a folder or a URL (default: a folder in the run's folder)")
     parser.add_argument("--seed", type=int, default=0, help="everything follows from it (default: %(default)s)")
     parser.add_argument("--run", type=Path, help="folder for the run's records (default: runs/demo; with --exact runs/exact)")
-    parser.add_argument("--prompts", type=_positive, default=Settings.prompts_per_step, help="prompts per step (default: %(default)s)")
-    parser.add_argument("--held-out", type=_positive, default=Settings.held_out, help="held-out problems (default: %(default)s)")
+    parser.add_argument(
+        "--prompts",
+        type=int,
+        choices=range(1, 97),
+        metavar="N",
+        default=Settings.prompts_per_step,
+        help="prompts per step (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--held-out",
+        type=int,
+        choices=range(1, 67),
+        metavar="N",
+        default=Settings.held_out,
+        help="held-out problems (default: %(default)s)",
+    )
     parser.add_argument("--sync", choices=("patch", "checkpoint"), default="patch", help="how weights travel (default: %(default)s)")
     parser.add_argument("--no-kill", action="store_true", help="do not kill a worker half way")
     parser.add_argument("--exact", action="store_true", help="compare patches with whole checkpoints, to the last bit")
@@ -92,7 +106,7 @@ def _settings(options: argparse.Namespace, model: str, folder: Path, steps: int)
         seed=options.seed,
         prompts_per_step=options.prompts,
         held_out=options.held_out,
-        micro_batch=samples * next(groups for groups in (3, 2, 1) if options.prompts % groups == 0),
+        micro_batch=samples * next(groups for groups in (6, 5, 4, 3, 2, 1) if options.prompts % groups == 0),
     )
 
 

@@ -1,7 +1,8 @@
-"""The task: sums, checked exactly. One example in the prompt shows the form of the answer.
+"""The task: sums, checked exactly. The prompt is one solved sum and the next one, to be completed up to the end of the line.
 
-SmolLM2-135M-Instruct gets a third to a half of them right at temperature 1: it rambles, or adds wrongly. Under GRPO it learns within
-twenty steps to come to the point and to be right more often. Everything follows from the seed.
+SmolLM2-135M-Instruct gets about four in ten of them right at temperature 1. Under GRPO it learns within twenty steps to be right more
+often. Every step asks the same sums, so that the rewards of two steps compare; other sums, never trained on, tell what came of it.
+Everything follows from the seed.
 """
 
 from __future__ import annotations
@@ -9,11 +10,13 @@ from __future__ import annotations
 import random
 import re
 from dataclasses import dataclass
+from typing import Literal
 
 from transformers import PreTrainedTokenizerBase
 
-_INSTRUCTION = "Add."
-_EXAMPLE, _EXAMPLE_ANSWER = "13 + 6", "13 + 6 = 19"
+Split = Literal["train", "held-out"]
+
+_EXAMPLE = "13 + 6 = 19\n"
 _NUMBER = re.compile(r"-?\d+")
 
 
@@ -35,17 +38,21 @@ class Problem:
         return self.left + self.right
 
 
-def problems(seed: int, count: int, split: str = "train") -> list[Problem]:
-    """`count` problems drawn from the seed, easy and hard ones in turn. No held-out problem is a training problem."""
+def problems(seed: int, count: int, split: Split) -> list[Problem]:
+    """`count` different problems drawn from the seed, easy and hard ones in turn. No held-out problem is a training problem."""
     draw = random.Random(f"{split}-{seed}")
     easy, hard = (_pool(lefts, split) for lefts in (range(1, 10), range(10, 100, 10)))
-    return [draw.choice(hard if index % 2 else easy) for index in range(count)]
+    easy, hard = (draw.sample(pool, len(pool)) for pool in (easy, hard))
+    mixed = [problem for pair in zip(easy, hard, strict=False) for problem in pair]
+    if count > len(mixed):
+        raise ValueError(f"there are {len(mixed)} {split} problems, not {count}")
+    return mixed[:count]
 
 
-def _pool(lefts: range, split: str) -> list[Problem]:
-    """All problems of one difficulty. One in five is held out."""
+def _pool(lefts: range, split: Split) -> list[Problem]:
+    """All problems of one difficulty. Two in five are held out."""
     found = [Problem(left, right) for left in lefts for right in range(1, 10)]
-    return [problem for problem in found if ((problem.left * 7 // 10 + problem.right * 3) % 5 == 0) == (split == "held-out")]
+    return [problem for problem in found if (split == "held-out") == ((sum(divmod(problem.left, 10)) + 3 * problem.right) % 5 < 2)]
 
 
 def reward(problem: Problem, completion: str) -> float:
@@ -55,19 +62,11 @@ def reward(problem: Problem, completion: str) -> float:
 
 
 def prompt_tokens(tokenizer: PreTrainedTokenizerBase, question: str) -> list[int]:
-    """The example and the question, as the model's chat template puts them, or as plain text where it has none."""
-    if tokenizer.chat_template is None:
-        return list(tokenizer(f"{_INSTRUCTION}\n{_EXAMPLE_ANSWER}\n{question} =")["input_ids"])
-    messages = [
-        {"role": "system", "content": _INSTRUCTION},
-        {"role": "user", "content": _EXAMPLE},
-        {"role": "assistant", "content": _EXAMPLE_ANSWER},
-        {"role": "user", "content": question},
-    ]
-    return list(tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=False))
+    """The example and the question. Plain text, since a chat template would triple the tokens to train on."""
+    return list(tokenizer(f"{_EXAMPLE}{question} =")["input_ids"])
 
 
 def end_tokens(tokenizer: PreTrainedTokenizerBase) -> list[int]:
-    """What ends an answer: the end of the turn or of the line."""
+    """What ends an answer: the end of the text or of the line."""
     newline = tokenizer("\n", add_special_tokens=False)["input_ids"]
     return sorted({tokenizer.eos_token_id, newline[-1]})

@@ -171,13 +171,13 @@ def train(settings: Settings, log: EventLog) -> None:
     if tokenizer.pad_token is None:
         tokenizer.pad_token = tokenizer.eos_token
     run = Run(settings, model, tokenizer, log)
-    training = problems(settings.seed, settings.steps * settings.prompts_per_step)
+    training = problems(settings.seed, settings.prompts_per_step, "train")
     run.know(training)
     grpo = SampledGRPOTrainer(
         model=model,
         reward_funcs=[scored],
         args=grpo_config(settings),
-        train_dataset=Dataset.from_list([{"prompt": problem.question} for problem in training]),
+        train_dataset=Dataset.from_list([{"prompt": problem.question} for problem in training] * settings.steps),
         processing_class=tokenizer,
         rollout_func=run.rollouts,
         callbacks=[PublishEveryStep(run.publish)],

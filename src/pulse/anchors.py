@@ -9,6 +9,7 @@ from pathlib import Path
 from pulse import checkpoint
 from pulse.bits import TensorBits
 from pulse.errors import FileError, FormatError
+from pulse.files import read_file
 from pulse.manifest import Anchor, File, Payload, file_name
 
 Put = Callable[[bytes], Payload]
@@ -42,5 +43,5 @@ def companions(paths: Iterable[str | os.PathLike[str]]) -> dict[str, Path]:
 def put_anchor(put: Put, weights: Iterable[tuple[str, bytes]], companions: Mapping[str, Path]) -> Anchor:
     """Store the files of an anchor."""
     stored = tuple(File(name, put(data)) for name, data in weights)
-    beside = tuple(File(name, put(checkpoint.read_file(path))) for name, path in sorted(companions.items()))
+    beside = tuple(File(name, put(read_file(path))) for name, path in sorted(companions.items()))
     return Anchor(stored, beside)

@@ -10,9 +10,7 @@ import json
 import os
 import re
 import struct
-import uuid
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import chain, pairwise
 from pathlib import Path
 from typing import Any
@@ -22,6 +20,7 @@ import numpy as np
 from pulse.bits import DTYPES, Spec, TensorBits, dtype_of
 from pulse.canonical import shown, text
 from pulse.errors import FileError, FormatError, WeightsMismatch
+from pulse.files import write_file, write_files, writing
 
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
@@ -176,48 +175,6 @@ def companions(path: str | os.PathLike[str]) -> Iterator[tuple[str, Path]]:
         raise FileError(f"{path}: no such file or directory")
 
 
-def read_file(path: str | os.PathLike[str]) -> bytes:
-    """A whole file; `FileError` where that cannot be."""
-    try:
-        return Path(path).read_bytes()
-    except OSError as error:
-        raise FileError(f"{path}: {error.strerror}") from error
-
-
-def write_file(path: str | os.PathLike[str], data: bytes | memoryview) -> None:
-    """Write a file so that, whatever happens, `path` is as it was or whole. `FileError` where that cannot be."""
-    _write_files([(Path(path), data)])
-
-
-def _write_files(files: Iterable[tuple[Path, bytes | memoryview]]) -> None:
-    """`write_file` for several: none is put in its place before all are on the disk."""
-    staged: list[tuple[Path, Path]] = []
-    try:
-        for path, data in files:
-            temporary = path.parent / f".{path.name}.{uuid.uuid4().hex[:8]}.tmp"
-            staged.append((temporary, path))
-            with writing(path), temporary.open("xb") as file:
-                file.write(data)
-                file.flush()
-                os.fsync(file.fileno())
-        for temporary, path in staged:
-            with writing(path):
-                temporary.replace(path)
-    finally:
-        for temporary, _ in staged:
-            with suppress(OSError):
-                temporary.unlink()
-
-
-@contextmanager
-def writing(path: str | os.PathLike[str]) -> Iterator[None]:
-    """Operating system errors while something is written at `path`, as `FileError`."""
-    try:
-        yield
-    except OSError as error:
-        raise FileError(f"cannot write {path}: {error.strerror}; what was there is unchanged") from error
-
-
 def write(path: str | os.PathLike[str], tensors: Mapping[str, TensorBits], *, limit: int = SHARD_BYTES) -> list[Path]:
     """Write tensors as one `.safetensors` file, or into a directory in the Hugging Face layout. Returns the files written.
 
@@ -233,7 +190,7 @@ def write(path: str | os.PathLike[str], tensors: Mapping[str, TensorBits], *, li
     files = layout(specs, limit)
     shards = ((path / file, serialize({name: tensors[name] for name in names})) for file, names in files.items())
     index = [(path / INDEX, index_json(files, specs))] if len(files) > 1 else []
-    _write_files(chain(shards, index))
+    write_files(chain(shards, index))
     written = [*(place for place, _ in index), *(path / file for file in files)]
     with writing(path):
         for stale in set(path.iterdir()) - set(written):

@@ -117,7 +117,7 @@ class Committer:
         self._attempts.clear()
 
 
-class Overtaken(Exception):  # noqa: N818  a turn of events between commit and publisher, never seen outside
+class Overtaken(Exception):
     """A writer of a lower epoch committed the version first; `head` is now what it left."""
 
 

@@ -1,15 +1,8 @@
 """The state digest: 128 bits over a whole set of weights, updated in O(changed), and SHA-256 over objects.
 
-Per tensor, two 64-bit lanes sum a mixer over all positions p (counted in units) with bits v, zero-extended to 64 bits, everything
-modulo 2^64:
-
-    h = (p + 1) * C0;   h ^= h >> 32
-    x = (v ^ h) * C1;   x ^= x >> 29;   x *= C2;   x ^= x >> 32        lane 0
-    y = (v + h) * C3;   y ^= y >> 31;   y *= C4;   y ^= y >> 30        lane 1
-
-For a fixed position each lane is a bijection of v, so a single wrong value always shows; the mixer is nonlinear in position and
-value together, so swapped or shifted values show up too. Sums compose over shards and blocks, in any order. Tensors are combined
-by SHA-256 over (name, dtype, shape, lanes) in name order, cut to 128 bits; tied tensors count once, under their canonical name.
+Per tensor, two 64-bit lanes sum a mixer (`pulse.mixer`) over all positions and bits. Sums compose over shards and blocks, in any order.
+Tensors are combined by SHA-256 over (name, dtype, shape, lanes) in name order, cut to 128 bits; tied tensors count once, under their
+canonical name.
 
 This guards against faults. SHA-256 over payloads and manifests guards against people.
 """
@@ -23,16 +16,10 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from pulse import mixer
 from pulse.bits import Spec, TensorBits
 from pulse.errors import DigestMismatch
 
-C0, C1, C2, C3, C4 = (
-    0x9E3779B97F4A7C15,
-    0xBF58476D1CE4E5B9,
-    0x94D049BB133111EB,
-    0xFF51AFD7ED558CCD,
-    0xC4CEB9FE1A85EC53,
-)
 _MASK = (1 << 64) - 1
 _CHUNK = 1 << 18  # units per pass of the plain version: its five temporaries stay inside the cache
 _FAST_FROM = 1 << 14  # units from which compiled kernels pay, even if they must first be loaded
@@ -68,19 +55,7 @@ ZERO = Sum(0, 0)
 
 def mix_sum(positions: NDArray[np.uint64], values: NDArray[Any]) -> Sum:
     """The sum of the mixer over some positions. positions: (n,) uint64; values: (n,) unsigned. The plain reference."""
-    with np.errstate(over="ignore"):
-        h = (positions.astype(np.uint64) + np.uint64(1)) * np.uint64(C0)
-        h ^= h >> np.uint64(32)
-        v = values.astype(np.uint64)
-        x = (v ^ h) * np.uint64(C1)
-        x ^= x >> np.uint64(29)
-        x *= np.uint64(C2)
-        x ^= x >> np.uint64(32)
-        y = (v + h) * np.uint64(C3)
-        y ^= y >> np.uint64(31)
-        y *= np.uint64(C4)
-        y ^= y >> np.uint64(30)
-        return Sum(int(x.sum(dtype=np.uint64)), int(y.sum(dtype=np.uint64)))
+    return Sum(*mixer.lanes(positions, values))
 
 
 def sum_at(positions: NDArray[np.uint64], values: NDArray[Any]) -> Sum:

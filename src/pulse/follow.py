@@ -28,6 +28,7 @@ from pulse.canonical import fields, from_json, natural, optional, state_digits, 
 from pulse.chain import Plan
 from pulse.digest import sha256
 from pulse.errors import FileError, FormatError, NoPath, PulseError, WeightsMismatch
+from pulse.files import sync_folder, write_file, writing
 from pulse.manifest import File, Manifest, Payload
 from pulse.store import ObjectStore
 from pulse.subscriber import Subscriber
@@ -71,16 +72,16 @@ def write_directory(target: Path, tensors: Mapping[str, TensorBits], files: Iter
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
         raise FileError(f"{target} exists and is not empty; choose another place, or remove it first")
     building = target.parent / f".{target.name}.{uuid.uuid4().hex[:8]}.tmp"
-    with checkpoint.writing(target):
+    with writing(target):
         building.mkdir(parents=True)
         try:
             checkpoint.write(building, tensors)
             for name, data in files:
                 (building / name).parent.mkdir(parents=True, exist_ok=True)
-                checkpoint.write_file(building / name, data)
-            _sync(building)
+                write_file(building / name, data)
+            sync_folder(building)
             building.rename(target)  # over an empty directory at most
-            _sync(target.parent)
+            sync_folder(target.parent)
         finally:
             shutil.rmtree(building, ignore_errors=True)
 
@@ -155,7 +156,7 @@ class DirectoryFollower:
         self._lock = -1
 
     def __enter__(self) -> Self:
-        with checkpoint.writing(self.directory):
+        with writing(self.directory):
             (self.directory / "versions").mkdir(parents=True, exist_ok=True)
             self._lock = os.open(self.directory / ".lock", os.O_RDWR | os.O_CREAT, 0o644)
         try:
@@ -268,10 +269,10 @@ class DirectoryFollower:
         target = self.directory / "versions" / name
         write_directory(target, self._weights.tensors, [*files, (RECORD, Record.of(manifest).to_bytes())])
         link = self.directory / f".current.{uuid.uuid4().hex[:8]}.tmp"
-        with checkpoint.writing(self.current):
+        with writing(self.current):
             link.symlink_to(Path("versions") / name)
             link.replace(self.current)
-            _sync(self.directory)
+            sync_folder(self.directory)
         self._tidy()
         self._subscriber = subscriber
         return replace(followed, write_seconds=time.perf_counter() - started)
@@ -288,11 +289,3 @@ class DirectoryFollower:
         for name in complete:
             if name not in keep:
                 shutil.rmtree(self.directory / "versions" / name, ignore_errors=True)
-
-
-def _sync(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

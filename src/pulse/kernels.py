@@ -14,7 +14,7 @@ import numpy as np
 from numba import njit
 from numpy.typing import NDArray
 
-from pulse.digest import C0, C1, C2, C3, C4
+from pulse.mixer import C0, C1, C2, C3, C4
 
 _ONE, _S29, _S30, _S31, _S32 = (np.uint64(n) for n in (1, 29, 30, 31, 32))
 _C0, _C1, _C2, _C3, _C4 = (np.uint64(c) for c in (C0, C1, C2, C3, C4))

@@ -189,7 +189,7 @@ def _read(value: object, what: str, readers: Mapping[str, Any]) -> dict[str, Any
         raise FormatError(f"{what}: {error}") from error
 
 
-def _plain(value: Any) -> Any:  # noqa: ANN401  any JSON
+def _plain(value: Any) -> Any:
     """Dataclasses as dicts, all the way down."""
     if hasattr(value, "__dataclass_fields__"):
         return {name: _plain(getattr(value, name)) for name in value.__dataclass_fields__}
@@ -272,7 +272,7 @@ class TensorIndex:
         found = _read(_content(data, what), what, {"tensors": _metadata, "aliases": _metadata})
         specs, sums = {}, {}
         for name, entry in found["tensors"].items():
-            if not isinstance(entry, list) or len(entry) != 3:  # noqa: PLR2004  dtype, shape, sum
+            if not isinstance(entry, list) or len(entry) != 3:
                 raise FormatError(f"{what}: {name}: {entry!r} is not dtype, shape, sum")
             specs[name] = Spec(dtype_of(text(entry[0])).name, tuple_of(natural)(entry[1]))
             specs[name].nbytes  # noqa: B018  raises where a packed dtype does not fill its bytes

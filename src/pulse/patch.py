@@ -18,7 +18,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pulse import digest
-from pulse.bits import Spec, TensorBits, advance, as_bits, bits_like, dtype_of, steps_between
+from pulse.arrays import as_bits, bits_like
+from pulse.bits import Spec, TensorBits, advance, dtype_of, steps_between
 from pulse.errors import BaseMismatch, DigestMismatch, FormatError, WeightsMismatch
 
 Positions = NDArray[np.uint64]

@@ -7,7 +7,8 @@ from typing import Any, Protocol, runtime_checkable
 
 from numpy.typing import NDArray
 
-from pulse.bits import Spec, TensorBits, as_bits
+from pulse.arrays import as_bits
+from pulse.bits import Spec, TensorBits
 from pulse.errors import WeightsMismatch
 from pulse.patch import Positions, TensorPatch, diff_tensor
 

@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.cli.samples import PULSE, weights
 
 from pulse import checkpoint
+from tests.cli.samples import PULSE, weights
 
 
 @dataclass(frozen=True)

@@ -10,10 +10,10 @@ import time
 from pathlib import Path
 
 import pytest
-from tests.cli.samples import PULSE, weights
 
 from pulse import MemoryWeights, Publisher, checkpoint, open_store
 from pulse.digest import digest_of
+from tests.cli.samples import PULSE, weights
 
 
 @pytest.fixture

@@ -7,9 +7,9 @@ import time
 from pathlib import Path
 
 import pytest
-from tests.cli.samples import weights
 
 from pulse import checkpoint
+from tests.cli.samples import weights
 
 
 def test_a_patch_turns_the_old_checkpoint_into_the_new_one_byte_for_byte(pulse, checkpoints, tmp_path):

@@ -6,12 +6,20 @@ from demo.task import Problem, problems, reward
 
 
 def test_problems_follow_from_the_seed() -> None:
-    assert problems(3, 50) == problems(3, 50)
-    assert problems(3, 50) != problems(4, 50)
+    assert problems(3, 20, "train") == problems(3, 20, "train")
+    assert problems(3, 20, "train") != problems(4, 20, "train")
 
 
 def test_held_out_problems_are_never_trained_on() -> None:
-    assert not set(problems(0, 500)) & set(problems(0, 500, "held-out"))
+    trained, held_out = problems(0, 80, "train"), problems(0, 50, "held-out")
+    assert len(set(trained)) == 80
+    assert len(set(held_out)) == 50
+    assert not set(trained) & set(held_out)
+
+
+def test_more_problems_than_there_are_is_an_error() -> None:
+    with pytest.raises(ValueError, match="not 500"):
+        problems(0, 500, "train")
 
 
 @pytest.mark.parametrize(

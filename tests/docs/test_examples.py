@@ -61,9 +61,5 @@ def test_the_readme_example_runs_as_it_stands(tmp_path):
 
 def test_links_between_documents_lead_somewhere():
     pages = [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")]
-    broken = []
-    for page in pages:
-        for target in re.findall(r"\]\(([^)#]+)(?:#[^)]*)?\)", page.read_text()):
-            if "://" not in target and not (page.parent / target).exists():
-                broken.append(f"{page.name}: {target}")
-    assert broken == []
+    links = [(page, target) for page in pages for target in re.findall(r"\]\(([^)#]+)(?:#[^)]*)?\)", page.read_text())]
+    assert [(page.name, target) for page, target in links if "://" not in target and not (page.parent / target).exists()] == []

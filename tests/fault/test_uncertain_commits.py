@@ -232,8 +232,9 @@ def test_an_overtaken_publisher_that_then_cannot_reach_the_store_still_starts_fr
     inner = MemoryStore()
     trainer, older, _ = published(inner, 1)
     store = FaultyStore(inner)
-    other = Trainer(seed=5)
+    other = Trainer()
     newer = Publisher(store, other.weights)
+    trainer.step()
     older.publish()
     store.fails = put_of_manifest(2)
     with pytest.raises(StoreUnavailable):

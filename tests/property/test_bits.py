@@ -10,7 +10,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pulse.bits import DTYPES, Spec, TensorBits, advance, as_bits, bits_like, dtype_of, from_key, steps_between, to_key
+from pulse.arrays import as_bits, bits_like
+from pulse.bits import DTYPES, Spec, TensorBits, advance, dtype_of, from_key, steps_between, to_key
 from pulse.errors import FormatError, WeightsMismatch
 from pulse.testing import strategies as some
 from pulse.torch.tensors import bits_tensor, dtype_from

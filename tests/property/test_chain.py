@@ -7,7 +7,6 @@ from collections.abc import Sequence
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.chains import published
 
 from pulse import chain
 from pulse.errors import NoPath
@@ -15,6 +14,7 @@ from pulse.manifest import Anchor, File, LateAnchor, Manifest, Payload, anchor_k
 from pulse.store import MemoryStore
 from pulse.testing.faults import FaultyStore
 from pulse.versions import Versions
+from tests.chains import published
 
 HINTS = st.integers(0, 60) | st.integers(0, 2**63 - 1)
 

@@ -10,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pulse import digest
-from pulse.bits import Spec, TensorBits, as_bits
+from pulse.arrays import as_bits
+from pulse.bits import Spec, TensorBits
 from pulse.errors import BaseMismatch, DigestMismatch, FormatError, WeightsMismatch
 from pulse.patch import Part, Patch, TensorPatch, apply, apply_bits, changed_positions, compose, diff, relate, resolve
 from pulse.testing import strategies as some

@@ -9,7 +9,6 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initialize, invariant, precondition, rule
 from numpy.typing import NDArray
-from tests.chains import Bits, Trainer, copied, random_bits
 
 from pulse import MemoryWeights, Publisher, Subscriber, Update
 from pulse.bits import TensorBits
@@ -19,6 +18,7 @@ from pulse.patch import Positions
 from pulse.store import MemoryStore
 from pulse.testing.faults import FaultyStore, never
 from pulse.versions import Versions
+from tests.chains import Bits, Trainer, copied, random_bits
 
 
 class Tearable(MemoryWeights):

@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.chains import advance, copied
 
 from pulse import MemoryWeights, Publisher, Subscriber
 from pulse.binding import bind
@@ -17,6 +16,7 @@ from pulse.digest import ZERO
 from pulse.errors import WeightsMismatch
 from pulse.manifest import TensorIndex
 from pulse.store import MemoryStore
+from tests.chains import advance, copied
 
 EMBED, HEAD, NORM = "model.embed.weight", "lm_head.weight", "model.norm.weight"
 SPEC = Spec("BF16", (4, 2))

@@ -16,8 +16,9 @@ import safetensors.torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pulse import checkpoint
-from pulse.bits import DTYPES, Spec, TensorBits, as_bits, bits_like, dtype_of
+from pulse import checkpoint, files
+from pulse.arrays import as_bits, bits_like
+from pulse.bits import DTYPES, Spec, TensorBits, dtype_of
 from pulse.errors import FileError, FormatError, WeightsMismatch
 from pulse.testing import strategies as some
 from pulse.torch.tensors import bits_tensor
@@ -336,7 +337,7 @@ import resource, signal
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 import numpy as np
 from pathlib import Path
-from pulse import checkpoint
+from pulse import checkpoint, files
 from pulse.bits import TensorBits
 from pulse.errors import FileError
 resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, resource.RLIM_INFINITY))
@@ -370,15 +371,15 @@ def test_a_disk_that_fills_up_at_the_second_shard_leaves_the_whole_directory_as_
 
 def test_a_file_is_replaced_in_one_step_and_no_other_file_appears(tmp_path):
     path = tmp_path / "x"
-    checkpoint.write_file(path, b"old")
+    files.write_file(path, b"old")
     with path.open("rb") as reader:
-        checkpoint.write_file(path, memoryview(b"new"))
+        files.write_file(path, memoryview(b"new"))
         assert reader.read() == b"old"
     assert contents(tmp_path) == {"x": b"new"}
 
 
 def test_an_interrupted_write_leaves_the_old_file_and_no_other(tmp_path):
-    checkpoint.write_file(tmp_path / "x", b"old")
+    files.write_file(tmp_path / "x", b"old")
     with pytest.raises(TypeError):
-        checkpoint.write_file(tmp_path / "x", "text is not bytes")
+        files.write_file(tmp_path / "x", "text is not bytes")
     assert contents(tmp_path) == {"x": b"old"}

@@ -13,7 +13,6 @@ import numpy as np
 import pytest
 import torch
 from numpy.typing import NDArray
-from tests.chains import Trainer, advance, assert_linear, copied, follow, published, random_bits, receiver
 
 from pulse import MemoryWeights, Publisher, Subscriber
 from pulse.bits import TensorBits
@@ -27,6 +26,7 @@ from pulse.testing.faults import Died, FaultyStore, never
 from pulse.torch import ModuleWeights
 from pulse.torch.tensors import tensor_bits
 from pulse.versions import Versions
+from tests.chains import Trainer, advance, assert_linear, copied, follow, published, random_bits, receiver
 
 
 class FailsOnce(MemoryWeights):

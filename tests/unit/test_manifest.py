@@ -7,13 +7,13 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from tests.chains import assert_linear, published
 
 from pulse.canonical import from_json, to_json
 from pulse.errors import FormatError, UnsupportedFormat
 from pulse.manifest import LateAnchor, Manifest, TensorIndex, anchor_key, file_name, head_bytes, manifest_key, parse_head
 from pulse.store import MemoryStore
 from pulse.versions import Versions
+from tests.chains import assert_linear, published
 
 
 @pytest.fixture(scope="module")

@@ -17,12 +17,12 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.chains import advance, copied, follow, published, receiver
 
 from pulse import Subscriber, open_store
 from pulse.errors import InvalidKey, NotFound, StoreUnavailable, StoreUnsuitable
 from pulse.store import LocalStore, MemoryStore, check_key
 from pulse.store.remote import RemoteStore
+from tests.chains import advance, copied, follow, published, receiver
 
 
 @pytest.mark.parametrize(
@@ -58,7 +58,7 @@ def test_a_memory_store_is_shared_by_its_name_and_by_nothing_else() -> None:
 
 @pytest.mark.parametrize("url", ["ftp://host/x", "file://host/x", "file://relative", "", "s3://", "az://container-without-account/x"])
 def test_an_address_that_leads_nowhere_is_refused_by_name(url: str) -> None:
-    with pytest.raises(StoreUnsuitable, match=url.split(":")[0] or "empty"):
+    with pytest.raises(StoreUnsuitable, match=url.split(":", maxsplit=1)[0] or "empty"):
         open_store(url)
 
 

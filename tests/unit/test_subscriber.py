@@ -12,7 +12,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
-from tests.chains import SHAPES, Bits, advance, copied, follow, published, random_bits, receiver
 
 from pulse import MemoryWeights, Publisher, Subscriber
 from pulse.bits import TensorBits
@@ -36,6 +35,7 @@ from pulse.patch import Positions
 from pulse.store import MemoryStore
 from pulse.testing.faults import Call, FaultyStore, never
 from pulse.versions import Versions
+from tests.chains import SHAPES, Bits, advance, copied, follow, published, random_bits, receiver
 
 
 class Fragile(MemoryWeights):
@@ -151,6 +151,25 @@ def test_encodings_may_change_along_a_chain() -> None:
         subscriber.apply(update)
         assert copied(weights) == history[version]
     assert follow(store) == (9, history[9])
+
+
+@pytest.mark.parametrize("encodings", [("absolute", "portable"), ("portable", "absolute"), ("absolute", "portable", "absolute", "portable")])
+@pytest.mark.parametrize("whole", [False, True])
+def test_encodings_may_change_between_two_patches_that_write_the_same_places(encodings: tuple[str, ...], whole: bool) -> None:
+    store = MemoryStore()
+    trainer, publisher, _ = published(store, 1)
+    subscriber, weights = started(store)
+    advance(subscriber)
+    for number, encoding in enumerate(encodings):
+        publisher._encoding = encoding  # type: ignore[assignment]
+        embed = trainer.weights.tensors["embed.weight"].flat
+        embed[: 100 if whole and number == 0 else 3] += np.uint16(1 + number)
+        publisher.publish()
+    update = subscriber.fetch()
+    assert update is not None
+    assert (update.kind, update.patches) == ("patch", len(encodings))
+    subscriber.apply(update)
+    assert copied(weights) == trainer.bits()
 
 
 def test_a_change_that_is_taken_back_within_a_gap_is_no_change() -> None:
@@ -788,7 +807,8 @@ def test_a_patch_that_changes_which_tensors_there_are_is_refused(lie: str, warm:
     from pulse.patch import Part, Patch, TensorPatch
 
     store = MemoryStore()
-    _, _, history = published(store, 2)
+    _, publisher, history = published(store, 1)
+    publisher.publish()  # nothing changed: what the forged patch adds is all there is
     manifest = Versions(store).manifest(1)
     base = Versions(store).manifest(0).state_digest
     new = random_bits(0, {"new": ("F32", (3,)), "scale": ("F16", (1,))})
@@ -804,9 +824,28 @@ def test_a_patch_that_changes_which_tensors_there_are_is_refused(lie: str, warm:
     forged(store, 1, lambda value: value.update(patch=described))
     subscriber, weights = started(store, MemoryWeights(history[0]) if warm else None, held=0 if warm else None)
     before = copied(weights)
-    with pytest.raises((FormatError, WeightsMismatch)):
+    with pytest.raises((FormatError, WeightsMismatch), match="adds, removes or reshapes|here it is missing"):
         subscriber.fetch()
     assert copied(weights) == before
+
+
+@pytest.mark.parametrize("side", ["base", "result"])
+def test_a_patch_whose_own_digests_are_not_those_of_the_chain_is_refused(side: str) -> None:
+    from dataclasses import replace as replaced
+
+    from pulse import decode, encode
+
+    store = MemoryStore()
+    _, _, history = published(store, 2, encoding="absolute")
+    patch = Versions(store).manifest(1).patch
+    assert patch is not None
+    content = replaced(decode(store.get(patch.key)), **{side: "0" * 32})
+    described = put_payload(store, encode(content, encoding="absolute"))
+    forged(store, 1, lambda value: value.update(patch=described))
+    subscriber, weights = started(store, MemoryWeights(history[0]), held=0)
+    with pytest.raises(DigestMismatch, match=f"its {side}"):
+        subscriber.fetch()
+    assert copied(weights) == history[0]
 
 
 @pytest.mark.parametrize("field", ["run", "version", "state_digest"])

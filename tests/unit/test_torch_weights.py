@@ -11,7 +11,6 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.chains import advance
 
 from pulse import MemoryWeights, Publisher, Subscriber
 from pulse.bits import DTYPES, TensorBits, dtype_of
@@ -23,6 +22,7 @@ from pulse.torch import ModuleWeights
 from pulse.torch.tensors import bits_tensor, code_of, dtype_from, tensor_bits
 from pulse.versions import Versions
 from pulse.weights import Weights
+from tests.chains import advance
 
 NO_TORCH = {"F6_E2M3", "F6_E3M2"}
 CODES = sorted(set(DTYPES) - NO_TORCH)

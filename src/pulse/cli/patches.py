@@ -31,7 +31,7 @@ def diff(
     as_json: Json = False,
 ) -> None:
     """The difference between two checkpoints as a small exact patch. Exits 0 also when they differ."""
-    from pulse import checkpoint, codec
+    from pulse import codec, files
     from pulse import patch as patches
     from pulse.cli.sources import read_weights
 
@@ -40,7 +40,7 @@ def diff(
         patch = patches.diff(before, after)
         blob = codec.encode(patch, before, encoding=encoding.value)
     if output is not None:
-        checkpoint.write_file(output, blob)
+        files.write_file(output, blob)
     units = sum(bits.flat.size for bits in after.values())
     full = sum(bits.spec.nbytes for bits in after.values())
     result = {
@@ -83,11 +83,11 @@ def apply(
     as_json: Json = False,
 ) -> None:
     """Apply a patch to the checkpoint it was made for, and prove the result."""
-    from pulse import checkpoint, codec, follow
+    from pulse import checkpoint, codec, files, follow
     from pulse import patch as patches
     from pulse.cli.sources import read_weights
 
-    blob = checkpoint.read_file(patch)
+    blob = files.read_file(patch)
     with progress("applying", as_json=as_json) as report:
         before = read_weights(old, report)
         decoded = codec.decode(blob)
@@ -96,7 +96,7 @@ def apply(
             checkpoint.write(output, after)
         else:
             beside = checkpoint.companions(old) if Path(old).is_dir() else []
-            follow.write_directory(output, after, [(name, checkpoint.read_file(path)) for name, path in beside])
+            follow.write_directory(output, after, [(name, files.read_file(path)) for name, path in beside])
     result = {"output": str(output), "changed": decoded.changed, "base": decoded.base, "result": decoded.result}
     lines = [f"{output}: {decoded.changed:,} weights written", f"  state digest {decoded.result} as the patch says"]
     emit(result, lines, as_json=as_json)
@@ -109,9 +109,9 @@ def inspect(
     as_json: Json = False,
 ) -> None:
     """What a patch holds, read from its header; its trailer digest is checked."""
-    from pulse import checkpoint, codec
+    from pulse import codec, files
 
-    blob = checkpoint.read_file(patch)
+    blob = files.read_file(patch)
     header = codec.inspect(blob)
     rows = [(part.name, str(part.spec), count, part.units) for part, count in header.parts]
     rows += [(name, str(spec), spec.units, spec.units) for name, spec in header.whole]

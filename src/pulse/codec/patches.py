@@ -9,7 +9,8 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from pulse.bits import Spec, TensorBits, as_bits, dtype_of
+from pulse.arrays import as_bits
+from pulse.bits import Spec, TensorBits, dtype_of
 from pulse.canonical import fields, natural, optional, shown, state_digits, text, tuple_of
 from pulse.codec import container
 from pulse.codec.lanes import BLOCK, MAX_BLOCK, Lane, from_gaps, join, lanes_of, split, to_gaps

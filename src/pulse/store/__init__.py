@@ -34,7 +34,7 @@ def open_store(url: str | os.PathLike[str]) -> ObjectStore:
     if scheme == "memory":
         return _memory.setdefault(text, MemoryStore(text.removeprefix("memory://")))
     if scheme in _REMOTE:
-        from pulse.store.remote import RemoteStore  # noqa: PLC0415  the compiled client loads only where it is used
+        from pulse.store.remote import RemoteStore
 
         return RemoteStore(text)
     raise StoreUnsuitable(f"{text}: no store of kind {scheme!r}; known are a path, file, memory, {', '.join(_REMOTE)}")

@@ -27,7 +27,7 @@ class RemoteStore:
     client: an obstore store of one's own for that address, where its credentials or time-outs must be other ones.
     """
 
-    def __init__(self, url: str, *, client: Any = None) -> None:  # noqa: ANN401  obstore's stores share no class
+    def __init__(self, url: str, *, client: Any = None) -> None:
         self.url = url.rstrip("/")
         self._read_only = url.startswith(("http://", "https://"))
         try:
@@ -36,7 +36,7 @@ class RemoteStore:
         except (exceptions.BaseError, ValueError) as error:
             raise StoreUnsuitable(f"{url}: {_first_line(error)}") from error
 
-    def _open(self, client_options: dict[str, Any]) -> Any:  # noqa: ANN401
+    def _open(self, client_options: dict[str, Any]) -> Any:
         if self._read_only:
             plain = {"allow_http": self.url.startswith("http://")}  # who writes http:// means it
             return HTTPStore.from_url(self.url, client_options={**client_options, **plain}, retry_config=_RETRY)
