@@ -28,10 +28,14 @@ def bind(index: TensorIndex, specs: Mapping[str, Spec], aliases: Mapping[str, st
         local = list(dict.fromkeys(aliases.get(other, other) for other in names if aliases.get(other, other) in specs))
         for place in local:
             if place in source:
-                raise WeightsMismatch(f"{source[place]} and {name} are published apart, but tied to {place} here: untie them, or tie them there")
+                raise WeightsMismatch(
+                    f"{source[place]} and {name} are published apart, but tied to {place} here: untie them, or tie them there"
+                )
             source[place] = name
             if specs[place] != index.specs[name]:
-                raise WeightsMismatch(f"{place}: published as {index.specs[name]}, here it is {specs[place]}; {_advice(index.specs[name], specs[place])}")
+                raise WeightsMismatch(
+                    f"{place}: published as {index.specs[name]}, here it is {specs[place]}; {_advice(index.specs[name], specs[place])}"
+                )
         homeless += [] if local else [name]
         binding[name] = tuple(local)
     if homeless:

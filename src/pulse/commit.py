@@ -129,5 +129,3 @@ def new_nonce() -> str:
 def now_ms() -> int:
     """Wall-clock time in milliseconds since 1970, as manifests record it."""
     return time.time_ns() // 1_000_000
-
-

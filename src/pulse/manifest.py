@@ -168,7 +168,9 @@ class Manifest:
         if (manifest.version == 0) != (manifest.previous is None):
             raise FormatError(f"{what}: version {manifest.version} after the manifest {manifest.previous}")
         if manifest.newest_anchor > manifest.version or (manifest.newest_anchor == manifest.version) != (manifest.anchor is not None):
-            raise FormatError(f"{what}: version {manifest.version}, stored as {manifest.kind}, names {manifest.newest_anchor} as the newest anchor")
+            raise FormatError(
+                f"{what}: version {manifest.version}, stored as {manifest.kind}, names {manifest.newest_anchor} as the newest anchor"
+            )
         return manifest
 
 

@@ -50,8 +50,9 @@ class Update:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _State:
-    """What the live weights are known to be. Every write to them begins and ends with a new one, so that an update or a look at the
-    weights that belongs to another state is known by it. reason: why an anchor is needed where no version is held.
+    """What the live weights are known to be. reason: why an anchor is needed where no version is held.
+
+    Every write to the weights begins and ends with a new one: what was read or made while another one stood is known by that.
     """
 
     held: Manifest | None = None
@@ -250,14 +251,12 @@ class Subscriber:
             if isinstance(found, TensorPatch):
                 changes.append(found)
             elif found is not None:
-                whole[name] = found.copy()
+                whole[name] = found
         sums = {name: flat_sum(bits.flat) for name, bits in tensors.items()}
         content = Patch(tuple(changes), whole, result=manifest.state_digest)
         return self._update(state, manifest, index, content, sums, way)
 
-    def _update(
-        self, state: _State, manifest: Manifest, index: TensorIndex, content: Patch, sums: Mapping[str, Sum], way: Plan
-    ) -> Update:
+    def _update(self, state: _State, manifest: Manifest, index: TensorIndex, content: Patch, sums: Mapping[str, Sum], way: Plan) -> Update:
         anchored = way.start is not None
         return Update(
             version=manifest.version,
@@ -357,5 +356,3 @@ def _fold(group: Sequence[Patch]) -> Patch:
         pairs = [compose(group[i], group[i + 1]) for i in range(0, len(group) - 1, 2)]
         group = pairs + list(group[len(pairs) * 2 :])
     return group[0]
-
-

@@ -195,7 +195,7 @@ class Versions:
         if way.start is None:
             raise NoPath("a restore begins with an anchor")
         target = way.patches[-1].version if way.patches else way.start.version
-        report = progress or (lambda done, total: None)
+        report = progress or _unreported
         tensors = self.anchor_tensors(way.start.anchor, self.index(way.start.tensors))
         done = way.start.anchor.nbytes
         owned: set[str] = set()
@@ -206,6 +206,10 @@ class Versions:
         report(done, way.nbytes)
         check(f"version {target}: state", self.manifest(target).state_digest, digest_of(tensors))
         return tensors
+
+
+def _unreported(done: int, total: int) -> None:
+    """Report progress to nobody."""
 
 
 def _write(patch: Patch, tensors: dict[str, TensorBits], owned: set[str]) -> None:

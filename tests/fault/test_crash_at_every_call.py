@@ -5,12 +5,12 @@ from __future__ import annotations
 import contextlib
 
 import pytest
-from tests.chains import Bits, Trainer, advance, assert_linear, copied, follow, receiver
 
 from pulse import Publisher, Subscriber
 from pulse.errors import StoreUnavailable
 from pulse.store import MemoryStore
 from pulse.testing.faults import Died, FaultyStore, never
+from tests.chains import Bits, Trainer, advance, assert_linear, copied, follow, receiver
 
 SCENARIOS = {"first anchor": 0, "patch": 1, "patch with a late anchor": 2}  # versions before the one that fails
 ANCHOR_EVERY = 2

@@ -7,7 +7,6 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
-from tests.chains import Trainer, advance, assert_linear, copied, follow, published, random_bits, receiver
 
 from pulse import MemoryWeights, Publisher, Subscriber
 from pulse.bits import TensorBits
@@ -16,6 +15,7 @@ from pulse.manifest import manifest_key
 from pulse.store import MemoryStore
 from pulse.testing.faults import Call, CarelessStore, FaultyStore, never
 from pulse.versions import Versions
+from tests.chains import Trainer, advance, assert_linear, copied, follow, published, random_bits, receiver
 
 
 def of_manifest(version: int) -> Callable[[Call], bool]:
@@ -140,7 +140,9 @@ def test_a_late_manifest_and_tensors_that_changed_meanwhile_do_not_mix(change: s
     elif change == "removed":
         del tensors["norm.weight"]
     else:
-        tensors["norm.weight"] = TensorBits("I32" if change == "retyped" else "F32", (7,) if change == "retyped" else (7, 1), tensors["norm.weight"].flat)
+        tensors["norm.weight"] = TensorBits(
+            "I32" if change == "retyped" else "F32", (7,) if change == "retyped" else (7, 1), tensors["norm.weight"].flat
+        )
     receipt = publisher.publish()
     history.append(trainer.bits())
     assert (receipt.version, receipt.kind, receipt.reason) == (3, "anchor", "names, shapes, dtypes or ties changed")

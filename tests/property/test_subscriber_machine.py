@@ -5,20 +5,23 @@ from __future__ import annotations
 import contextlib
 from typing import Any
 
+import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initialize, invariant, precondition, rule
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from numpy.typing import NDArray
 
 from pulse import MemoryWeights, Publisher, Subscriber, Update
 from pulse.bits import TensorBits
 from pulse.digest import digest_of
-from pulse.errors import BaseMismatch, StoreUnavailable, TornUpdate
+from pulse.errors import BaseMismatch, DigestMismatch, StoreUnavailable, TornUpdate
 from pulse.patch import Positions
 from pulse.store import MemoryStore
 from pulse.testing.faults import FaultyStore, never
 from pulse.versions import Versions
 from tests.chains import Bits, Trainer, copied, random_bits
+
+WHICH = st.integers(0, 1)
 
 
 class Tearable(MemoryWeights):
@@ -49,19 +52,18 @@ class Follower:
         self.subscriber = Subscriber(store, self.weights, verify_every=4)
         self.holds: int | None = None
         self.torn: Update | None = None
+        self.fetched: list[Update] = []
 
 
 class Chain(RuleBasedStateMachine):
     """`history[v]` is what version v is. An uncertain publish leaves two possibilities until someone looks."""
-
-    followers = Bundle("followers")
-    updates = Bundle("updates")
 
     @initialize()
     def begin(self) -> None:
         self.inner = MemoryStore()
         self.trainer = Trainer(seed=1)
         self.history: list[Bits] = []
+        self.followers = [Follower(self.inner, seed) for seed in (8, 9)]
         self.open()
         self.publish(0.1)
 
@@ -122,12 +124,9 @@ class Chain(RuleBasedStateMachine):
 
     # --- followers ---
 
-    @rule(target=followers, seed=st.integers(0, 9))
-    def join(self, seed: int) -> Follower:
-        return Follower(self.inner, seed)
-
-    @rule(target=updates, follower=followers, back=st.none() | st.integers(0, 3))
-    def fetch(self, follower: Follower, back: int | None) -> tuple[Follower, Update | None]:
+    @rule(which=WHICH, back=st.none() | st.none() | st.integers(0, 3))
+    def fetch(self, which: int, back: int | None) -> None:
+        follower = self.followers[which]
         version = None if back is None else max(0, len(self.history) - 1 - back)
         before = copied(follower.weights)
         update = follower.subscriber.fetch(version)
@@ -136,13 +135,15 @@ class Chain(RuleBasedStateMachine):
         assert (update is None) == (follower.holds == expected) or (update is not None and update.changed == 0)
         assert update is None or update.version == expected
         follower.holds = follower.subscriber.version
-        return follower, update
+        if update is not None:
+            follower.fetched = [*follower.fetched[-3:], update]
 
-    @rule(pair=consumes(updates), tear_at=st.none() | st.integers(0, 3))
-    def apply(self, pair: tuple[Follower, Update | None], tear_at: int | None) -> None:
-        follower, update = pair
-        if update is None:
+    @rule(which=WHICH, newest=st.booleans(), tear_at=st.none() | st.integers(0, 3))
+    def apply(self, which: int, newest: bool, tear_at: int | None) -> None:
+        follower = self.followers[which]
+        if not follower.fetched:
             return
+        update = follower.fetched.pop(-1 if newest else 0)
         before = copied(follower.weights)
         follower.weights.left = tear_at
         try:
@@ -153,45 +154,58 @@ class Chain(RuleBasedStateMachine):
             follower.holds, follower.torn = None, update
         else:
             follower.holds, follower.torn = update.version, None
+            assert copied(follower.weights) == self.history[update.version]
         follower.weights.left = None
 
-    @rule(follower=followers)
-    def apply_again(self, follower: Follower) -> None:
+    @precondition(lambda self: any(follower.torn is not None for follower in self.followers))
+    @rule(which=WHICH)
+    def apply_the_torn_one_again(self, which: int) -> None:
+        follower = self.followers[which]
         if follower.torn is not None:
             follower.subscriber.apply(follower.torn)
             follower.holds, follower.torn = follower.torn.version, None
 
-    @rule(follower=followers, bit=st.integers(0, 15))
-    def rot(self, follower: Follower, bit: int) -> None:
+    @rule(which=WHICH, bit=st.integers(0, 15))
+    def rot(self, which: int, bit: int) -> None:
+        follower = self.followers[which]
         if follower.subscriber.version is not None:
             follower.weights.tensors["frozen.weight"].flat[3] ^= 1 << bit
-            follower.subscriber._unverified = 4  # it is due to look
+            with pytest.raises(DigestMismatch, match=r"frozen\.weight"):
+                follower.subscriber.verify()
             follower.holds = None
 
-    @rule(follower=followers)
-    def restart_a_follower(self, follower: Follower) -> None:
+    @rule(which=WHICH)
+    def restart_a_follower(self, which: int) -> None:
+        follower = self.followers[which]
         follower.subscriber = Subscriber(self.inner, follower.weights, held=follower.holds, verify_every=4)
-        follower.holds = follower.torn = None
+        follower.holds = follower.torn = None  # what was fetched before stays, to be refused
 
-    @rule(follower=followers)
-    def catch_up(self, follower: Follower) -> None:
+    @rule(which=WHICH)
+    def catch_up(self, which: int) -> None:
+        follower = self.followers[which]
         update = follower.subscriber.fetch()
         if update is not None:
             follower.subscriber.apply(update)
         follower.holds, follower.torn = follower.subscriber.version, None
         assert follower.holds == len(self.history) - 1
-        follower.subscriber.verify()
-        assert copied(follower.weights) == self.history[-1]
 
-    @rule(follower=followers)
-    def check(self, follower: Follower) -> None:
-        if follower.holds is not None:
+    @rule(which=WHICH)
+    def hold_an_update_back(self, which: int) -> None:
+        follower = self.followers[which]
+        update = follower.subscriber.fetch()
+        self.publish(0.1)
+        self.catch_up(which)
+        if update is not None:
+            with pytest.raises(BaseMismatch):
+                follower.subscriber.apply(update)
+
+    @invariant()
+    def followers_are_what_they_say(self) -> None:
+        for follower in self.followers:
             assert follower.subscriber.version == follower.holds
-            assert copied(follower.weights) == self.history[follower.holds]
-        if follower.torn is not None:
-            assert follower.subscriber.version is None
+            if follower.holds is not None:
+                assert copied(follower.weights) == self.history[follower.holds]
 
-    @precondition(lambda self: hasattr(self, "history"))
     @invariant()
     def the_chain_has_no_hole(self) -> None:
         newest = Versions(self.inner).newest()
@@ -203,5 +217,5 @@ class Chain(RuleBasedStateMachine):
                 self.publisher.close()
 
 
-Chain.TestCase.settings = settings(max_examples=40, stateful_step_count=30, deadline=None)
+Chain.TestCase.settings = settings(max_examples=60, stateful_step_count=50, deadline=None)
 TestChain = Chain.TestCase

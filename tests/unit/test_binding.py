@@ -32,7 +32,12 @@ def test_equal_sets_are_bound_name_to_name() -> None:
 
 TIED, UNTIED, NO_HEAD = "tied", "untied", "without a head"
 PUBLISHERS = {TIED: ([EMBED], {HEAD: EMBED}), UNTIED: ([EMBED, HEAD], {}), NO_HEAD: ([EMBED], {})}
-RECEIVERS = {TIED: ([EMBED], {HEAD: EMBED}), "tied by the head's name": ([HEAD], {EMBED: HEAD}), UNTIED: ([EMBED, HEAD], {}), NO_HEAD: ([EMBED], {})}
+RECEIVERS = {
+    TIED: ([EMBED], {HEAD: EMBED}),
+    "tied by the head's name": ([HEAD], {EMBED: HEAD}),
+    UNTIED: ([EMBED, HEAD], {}),
+    NO_HEAD: ([EMBED], {}),
+}
 EXPECTED: dict[tuple[str, str], object] = {
     (TIED, TIED): {EMBED: (EMBED,)},
     (TIED, "tied by the head's name"): {EMBED: (HEAD,)},
@@ -142,7 +147,9 @@ def test_many_missing_names_are_counted() -> None:
 
 
 @given(st.lists(st.sampled_from("abcde"), unique=True, min_size=1), st.dictionaries(st.sampled_from("vwxyz"), st.integers(0, 4)), st.data())
-def test_a_binding_writes_every_local_tensor_once_and_from_its_own_name(names: list[str], ties: dict[str, int], data: st.DataObject) -> None:
+def test_a_binding_writes_every_local_tensor_once_and_from_its_own_name(
+    names: list[str], ties: dict[str, int], data: st.DataObject
+) -> None:
     aliases = {alias: names[at % len(names)] for alias, at in ties.items()}
     groups: dict[str, list[str]] = {name: [name] for name in names}
     for alias, canonical in aliases.items():

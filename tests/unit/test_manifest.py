@@ -29,7 +29,9 @@ def test_a_manifest_is_read_as_it_was_written(store: MemoryStore) -> None:
         data = store.get(manifest_key(version))
         manifest = Manifest.from_bytes(data)
         assert manifest.to_bytes() == data
-        assert Manifest.from_bytes(replace(manifest, metadata={"ä": [1, {"b": None}], "x": 0.1}, view={"*": "BF16"}).to_bytes()).view == {"*": "BF16"}
+        assert Manifest.from_bytes(replace(manifest, metadata={"ä": [1, {"b": None}], "x": 0.1}, view={"*": "BF16"}).to_bytes()).view == {
+            "*": "BF16"
+        }
 
 
 def test_a_late_anchor_and_an_index_are_read_as_they_were_written(store: MemoryStore) -> None:
@@ -108,7 +110,9 @@ def test_a_manifest_is_refused_when(store: MemoryStore, version: int, change: Ca
     assert type(caught.value) is error
 
 
-@pytest.mark.parametrize("damage", [b"", b"{}", b"null", b"[1]", b"\xff\xfe", b"{" * 100_000, b'{"format": 0}', b'{"format":NaN}', b"9" * 5000])
+@pytest.mark.parametrize(
+    "damage", [b"", b"{}", b"null", b"[1]", b"\xff\xfe", b"{" * 100_000, b'{"format": 0}', b'{"format":NaN}', b"9" * 5000]
+)
 def test_what_is_no_manifest_is_a_format_error(damage: bytes) -> None:
     for read in (Manifest.from_bytes, LateAnchor.from_bytes, TensorIndex.from_bytes, parse_head):
         with pytest.raises(FormatError):

@@ -195,7 +195,7 @@ def test_an_anchor_is_added_after_every_so_many_versions(every: int) -> None:
 def test_an_anchor_that_is_slow_does_not_hold_up_patches() -> None:
     held = Held(lambda call: call.verb == "put" and threading.current_thread().name.startswith("pulse-anchor"))
     store = FaultyStore(MemoryStore(), held)
-    trainer, publisher, history = published(store, 2, anchor_every=1)
+    trainer, publisher, history = published(store, 2, anchor_every=1, shard_bytes=64)
     assert held.reached.wait(10)
     for _ in range(5):
         trainer.step()

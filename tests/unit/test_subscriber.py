@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -13,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from pulse import MemoryWeights, Publisher, Subscriber
+from pulse import MemoryWeights, Publisher, Subscriber, decode, encode
 from pulse.bits import TensorBits
 from pulse.canonical import from_json, to_json
 from pulse.digest import sha256
@@ -31,7 +32,7 @@ from pulse.errors import (
     WeightsMismatch,
 )
 from pulse.manifest import anchor_key, manifest_key
-from pulse.patch import Positions
+from pulse.patch import Part, Positions, TensorPatch
 from pulse.store import MemoryStore
 from pulse.testing.faults import Call, FaultyStore, never
 from pulse.versions import Versions
@@ -153,7 +154,9 @@ def test_encodings_may_change_along_a_chain() -> None:
     assert follow(store) == (9, history[9])
 
 
-@pytest.mark.parametrize("encodings", [("absolute", "portable"), ("portable", "absolute"), ("absolute", "portable", "absolute", "portable")])
+@pytest.mark.parametrize(
+    "encodings", [("absolute", "portable"), ("portable", "absolute"), ("absolute", "portable", "absolute", "portable")]
+)
 @pytest.mark.parametrize("whole", [False, True])
 def test_encodings_may_change_between_two_patches_that_write_the_same_places(encodings: tuple[str, ...], whole: bool) -> None:
     store = MemoryStore()
@@ -803,24 +806,20 @@ def test_an_anchor_whose_tensors_are_not_those_of_its_index_is_refused() -> None
 @pytest.mark.parametrize("warm", [False, True])
 @pytest.mark.parametrize("lie", ["adds", "removes", "reshapes", "touches an unknown tensor"])
 def test_a_patch_that_changes_which_tensors_there_are_is_refused(lie: str, warm: bool) -> None:
-    from pulse import encode
-    from pulse.patch import Part, Patch, TensorPatch
-
     store = MemoryStore()
-    _, publisher, history = published(store, 1)
-    publisher.publish()  # nothing changed: what the forged patch adds is all there is
-    manifest = Versions(store).manifest(1)
-    base = Versions(store).manifest(0).state_digest
-    new = random_bits(0, {"new": ("F32", (3,)), "scale": ("F16", (1,))})
+    _, _, history = published(store, 2, encoding="absolute")
+    patch = Versions(store).manifest(1).patch
+    assert patch is not None
+    honest = decode(store.get(patch.key))
+    new = random_bits(0, {"new": ("F32", (3,)), "frozen.weight": ("BF16", (4,))})
     part = TensorPatch(Part("new", new["new"].spec), np.array([1], np.uint64), np.array([1], "<u4"))
     content = {
-        "adds": Patch(whole={"new": new["new"]}),
-        "removes": Patch(removed=("scale",)),
-        "reshapes": Patch(whole={"scale": new["scale"]}),
-        "touches an unknown tensor": Patch((part,)),
+        "adds": replace(honest, whole={**honest.whole, "new": new["new"]}),
+        "removes": replace(honest, removed=("frozen.weight",)),
+        "reshapes": replace(honest, whole={**honest.whole, "frozen.weight": new["frozen.weight"]}),
+        "touches an unknown tensor": replace(honest, changes=(*honest.changes, part)),
     }[lie]
-    blob = encode(Patch(content.changes, content.whole, content.removed, base=base, result=manifest.state_digest), encoding="absolute")
-    described = put_payload(store, blob)
+    described = put_payload(store, encode(content, encoding="absolute"))
     forged(store, 1, lambda value: value.update(patch=described))
     subscriber, weights = started(store, MemoryWeights(history[0]) if warm else None, held=0 if warm else None)
     before = copied(weights)
@@ -831,15 +830,11 @@ def test_a_patch_that_changes_which_tensors_there_are_is_refused(lie: str, warm:
 
 @pytest.mark.parametrize("side", ["base", "result"])
 def test_a_patch_whose_own_digests_are_not_those_of_the_chain_is_refused(side: str) -> None:
-    from dataclasses import replace as replaced
-
-    from pulse import decode, encode
-
     store = MemoryStore()
     _, _, history = published(store, 2, encoding="absolute")
     patch = Versions(store).manifest(1).patch
     assert patch is not None
-    content = replaced(decode(store.get(patch.key)), **{side: "0" * 32})
+    content = replace(decode(store.get(patch.key)), **{side: "0" * 32})
     described = put_payload(store, encode(content, encoding="absolute"))
     forged(store, 1, lambda value: value.update(patch=described))
     subscriber, weights = started(store, MemoryWeights(history[0]), held=0)
@@ -875,7 +870,11 @@ def test_no_damage_to_any_object_makes_a_follower_serve_other_bits_than_a_versio
     good = store.get(key)
     at = data.draw(st.integers(0, len(good) - 1))
     damage = data.draw(st.sampled_from(["flip", "cut", "extend"]))
-    bad = {"flip": good[:at] + bytes([good[at] ^ 1 << data.draw(st.integers(0, 7))]) + good[at + 1 :], "cut": good[:at], "extend": good + good[:1]}
+    bad = {
+        "flip": good[:at] + bytes([good[at] ^ 1 << data.draw(st.integers(0, 7))]) + good[at + 1 :],
+        "cut": good[:at],
+        "extend": good + good[:1],
+    }
     store.put(key, bad[damage])
     for follower, held in ((subscriber, weights), started(store)):
         before = copied(held)

@@ -252,7 +252,13 @@ def test_names_are_those_of_the_checkpoint_whatever_wraps_the_module(tmp_path: P
     torch.distributed.init_process_group("gloo", init_method=f"file://{tmp_path}/ranks", rank=0, world_size=1)
     try:
         parallel = torch.nn.parallel.DistributedDataParallel(copy.deepcopy(plain))
-        wrapped: list[Any] = [compiled, inner, parallel, torch.compile(parallel, backend="eager"), torch.nn.DataParallel(copy.deepcopy(plain))]
+        wrapped: list[Any] = [
+            compiled,
+            inner,
+            parallel,
+            torch.compile(parallel, backend="eager"),
+            torch.nn.DataParallel(copy.deepcopy(plain)),
+        ]
         for module in wrapped:
             assert set(ModuleWeights(module).specs()) == names
     finally:
@@ -306,7 +312,12 @@ def test_a_view_as_a_dtype_casts_what_is_wide_enough_and_leaves_the_rest() -> No
 def test_a_view_as_a_mapping_casts_what_it_names_and_the_first_pattern_wins() -> None:
     module = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Linear(2, 2))
     weights = ModuleWeights(module, view={"0.bias": torch.float32, "0.*": torch.bfloat16})
-    assert {name: spec.dtype for name, spec in weights.specs().items()} == {"0.weight": "BF16", "0.bias": "F32", "1.weight": "F32", "1.bias": "F32"}
+    assert {name: spec.dtype for name, spec in weights.specs().items()} == {
+        "0.weight": "BF16",
+        "0.bias": "F32",
+        "1.weight": "F32",
+        "1.bias": "F32",
+    }
     assert weights.view == {"0.bias": "F32", "0.*": "BF16"}
 
 
@@ -357,6 +368,11 @@ def test_weights_with_a_view_are_read_and_never_written() -> None:
     with pytest.raises(WeightsMismatch, match="a view is read, never written; receive without view="):
         advance(subscriber)
     assert all(torch.equal(value, before[name]) for name, value in target.state_dict().items())
+    at, bits = np.array([0], np.uint64), ModuleWeights(target, view=torch.bfloat16).read("bias")
+    viewed = ModuleWeights(target, view=torch.bfloat16)
+    for call in (lambda: viewed.gather("bias", at), lambda: viewed.scatter("bias", at, bits.flat[:1]), lambda: viewed.assign("bias", bits)):
+        with pytest.raises(WeightsMismatch, match="never written"):
+            call()
 
 
 # --- modules that change ---

@@ -99,7 +99,9 @@ class ModuleWeights:
     def _must_be_uncast(self, name: str) -> None:
         held = self._tensors[name].dtype
         if held != self._casts[name]:
-            raise WeightsMismatch(f"{name}: held as {held} and viewed as {self._casts[name]}: a view is read, never written; receive without view=")
+            raise WeightsMismatch(
+                f"{name}: held as {held} and viewed as {self._casts[name]}: a view is read, never written; receive without view="
+            )
 
     @staticmethod
     def _index(live: torch.Tensor, positions: Positions) -> torch.Tensor:
