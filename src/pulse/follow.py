@@ -20,7 +20,7 @@ import uuid
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Self
+from typing import Literal, Self
 
 from pulse import checkpoint
 from pulse.bits import TensorBits
@@ -127,15 +127,12 @@ def _companion(versions: Versions, file: File, known: Path | None) -> bytes:
 class Followed:
     """One step of following: the version that `current` now leads to, and how it got there."""
 
-    version: int
-    step: int | None
-    kind: str
+    manifest: Manifest
+    kind: Literal["patch", "anchor"]
     patches: int
     nbytes: int
-    changed: int
     fetch_seconds: float
     write_seconds: float
-    state_digest: str
     reason: str
 
 
@@ -164,8 +161,11 @@ class DirectoryFollower:
         except OSError as error:
             os.close(self._lock)
             raise FileError(f"{self.directory}: another process follows into this directory already") from error
-        self._tidy()
-        self._resume()
+        with contextlib.ExitStack() as undo:
+            undo.callback(os.close, self._lock)
+            self._tidy()
+            self._resume()
+            undo.pop_all()
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -214,20 +214,8 @@ class DirectoryFollower:
         self._weights = MemoryWeights(self._versions.restore_by(way, self._progress))
         self._subscriber = Subscriber(self._store, self._weights, held=newest)
         reason = "first version here" if self.version is None else "the directory's weights could not be used"
-        return self._publish(
-            Followed(
-                version=newest,
-                step=manifest.step,
-                kind="anchor",
-                patches=len(way.patches),
-                nbytes=way.nbytes,
-                changed=manifest.units,
-                fetch_seconds=time.perf_counter() - started,
-                write_seconds=0.0,
-                state_digest=manifest.state_digest,
-                reason=reason,
-            )
-        )
+        seconds = time.perf_counter() - started
+        return self._publish(Followed(manifest, "anchor", len(way.patches), way.nbytes, seconds, 0.0, reason))
 
     def _warm(self, subscriber: Subscriber, timeout: float) -> Followed | None:
         """The newest version by what is missing."""
@@ -239,27 +227,15 @@ class DirectoryFollower:
         if update is None:
             return None
         subscriber.apply(update)
-        if update.version == self.version:
+        if update.version == self.version and update.changed == 0:
             return None
-        return self._publish(
-            Followed(
-                version=update.version,
-                step=update.step,
-                kind=update.kind,
-                patches=update.patches,
-                nbytes=update.nbytes,
-                changed=update.changed,
-                fetch_seconds=update.seconds,
-                write_seconds=0.0,
-                state_digest=update.state_digest,
-                reason=update.reason,
-            )
-        )
+        manifest = self._versions.manifest(update.version)
+        return self._publish(Followed(manifest, update.kind, update.patches, update.nbytes, update.seconds, 0.0, update.reason))
 
     def _publish(self, followed: Followed) -> Followed:
         """Write the version's directory and let `current` lead to it."""
         started = time.perf_counter()
-        manifest = self._versions.manifest(followed.version)
+        manifest = followed.manifest
         name = f"{manifest.version:012d}"
         if (self.directory / "versions" / name).exists():  # damaged, or left by a crash before the link moved
             name += f"-{uuid.uuid4().hex[:8]}"
@@ -280,9 +256,10 @@ class DirectoryFollower:
     def _tidy(self) -> None:
         """Remove what crashes left, and all versions but the current one and the one before."""
         for leftover in [*self.directory.glob(".current.*.tmp"), *(self.directory / "versions").glob(".*.tmp")]:
-            shutil.rmtree(leftover, ignore_errors=True) if leftover.is_dir() and not leftover.is_symlink() else leftover.unlink(
-                missing_ok=True
-            )
+            if leftover.is_symlink():
+                leftover.unlink(missing_ok=True)
+            else:
+                shutil.rmtree(leftover, ignore_errors=True)
         current = self.current.resolve().name if self.current.exists() else ""
         complete = sorted(path.name for path in (self.directory / "versions").iterdir())
         keep = {current, *[name for name in complete if name < current][-(_KEEP - 1) :]}

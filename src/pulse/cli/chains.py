@@ -214,10 +214,22 @@ def follow(
 
 
 def _say(followed: Followed, current: Path, *, as_json: bool) -> None:
+    manifest = followed.manifest
     how = "anchor" if followed.kind == "anchor" else f"{followed.patches} patch{'es' if followed.patches != 1 else ''}"
     line = (
-        f"{current} -> version {followed.version}" + ("" if followed.step is None else f" (step {followed.step})") + f": {how}, "
+        f"{current} -> version {manifest.version}" + ("" if manifest.step is None else f" (step {manifest.step})") + f": {how}, "
         f"{size(followed.nbytes)}, fetched in {followed.fetch_seconds:.2f} s, written in {followed.write_seconds:.2f} s, "
-        f"state digest {followed.state_digest[:12]} verified" + (f"; {followed.reason}" if followed.reason else "")
+        f"state digest {manifest.state_digest[:12]} verified" + (f"; {followed.reason}" if followed.reason else "")
     )
-    emit(asdict(followed), [line], as_json=as_json)
+    result = {
+        "version": manifest.version,
+        "step": manifest.step,
+        "kind": followed.kind,
+        "patches": followed.patches,
+        "bytes": followed.nbytes,
+        "fetch_seconds": followed.fetch_seconds,
+        "write_seconds": followed.write_seconds,
+        "state_digest": manifest.state_digest,
+        "reason": followed.reason,
+    }
+    emit(result, [line], as_json=as_json)
