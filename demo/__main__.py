@@ -49,7 +49,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--prompts",
         type=int,
-        choices=range(1, 97),
+        choices=range(1, 13),
         metavar="N",
         default=Settings.prompts_per_step,
         help="prompts per step (default: %(default)s)",
@@ -57,7 +57,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--held-out",
         type=int,
-        choices=range(1, 67),
+        choices=range(1, 11),
         metavar="N",
         default=Settings.held_out,
         help="held-out problems (default: %(default)s)",
@@ -106,7 +106,7 @@ def _settings(options: argparse.Namespace, model: str, folder: Path, steps: int)
         seed=options.seed,
         prompts_per_step=options.prompts,
         held_out=options.held_out,
-        micro_batch=samples * next(groups for groups in (6, 5, 4, 3, 2, 1) if options.prompts % groups == 0),
+        micro_batch=samples * next(groups for groups in (3, 2, 1) if options.prompts % groups == 0),
     )
 
 

@@ -22,12 +22,12 @@ class Settings:
     workers: int = 2
     seed: int = 0
     learning_rate: float = 3e-6
-    prompts_per_step: int = 12
-    samples_per_prompt: int = 8
+    prompts_per_step: int = 6
+    samples_per_prompt: int = 16
     micro_batch: int = 48
     max_tokens: int = 8
     temperature: float = 1.0
-    held_out: int = 24
+    held_out: int = 10
     anchor_every: int = 10
     record_masters: bool = False
     trainer_threads: int = 2

@@ -1,8 +1,8 @@
 """The task: sums, checked exactly. The prompt is one solved sum and the next one, to be completed up to the end of the line.
 
-SmolLM2-135M-Instruct gets about four in ten of them right at temperature 1. Under GRPO it learns within twenty steps to be right more
-often. Every step asks the same sums, so that the rewards of two steps compare; other sums, never trained on, tell what came of it.
-Everything follows from the seed.
+The sums are those that SmolLM2-135M-Instruct gets right 15 to 50 times in a hundred (24 samples each at temperature 1): what is
+always wrong or always right teaches GRPO nothing. A run trains on a few of them, the same at every step, so that the rewards of two
+steps compare; the others are held out and tell what came of it. Everything follows from the seed.
 """
 
 from __future__ import annotations
@@ -17,6 +17,12 @@ from transformers import PreTrainedTokenizerBase
 Split = Literal["train", "held-out"]
 
 _EXAMPLE = "13 + 6 = 19\n"
+_PARTLY_SOLVED = (
+    (1, 7), (1, 9), (2, 6), (3, 6), (4, 7), (4, 8), (5, 7), (5, 8), (6, 2), (6, 7), (6, 8),
+    (6, 9), (7, 3), (7, 7), (7, 8), (7, 9), (8, 3), (8, 4), (8, 8), (9, 2), (9, 3), (9, 4),
+)  # fmt: skip
+MOST_TRAINED = 12
+MOST_HELD_OUT = len(_PARTLY_SOLVED) - MOST_TRAINED
 _NUMBER = re.compile(r"-?\d+")
 
 
@@ -39,20 +45,12 @@ class Problem:
 
 
 def problems(seed: int, count: int, split: Split) -> list[Problem]:
-    """`count` different problems drawn from the seed, easy and hard ones in turn. No held-out problem is a training problem."""
-    draw = random.Random(f"{split}-{seed}")
-    easy, hard = (_pool(lefts, split) for lefts in (range(1, 10), range(10, 100, 10)))
-    easy, hard = (draw.sample(pool, len(pool)) for pool in (easy, hard))
-    mixed = [problem for pair in zip(easy, hard, strict=False) for problem in pair]
-    if count > len(mixed):
-        raise ValueError(f"there are {len(mixed)} {split} problems, not {count}")
-    return mixed[:count]
-
-
-def _pool(lefts: range, split: Split) -> list[Problem]:
-    """All problems of one difficulty. Two in five are held out."""
-    found = [Problem(left, right) for left in lefts for right in range(1, 10)]
-    return [problem for problem in found if (split == "held-out") == ((sum(divmod(problem.left, 10)) + 3 * problem.right) % 5 < 2)]
+    """`count` different problems; which are for training follows from the seed, and no held-out problem is among them."""
+    mixed = random.Random(seed).sample(_PARTLY_SOLVED, len(_PARTLY_SOLVED))
+    pool = mixed[:MOST_TRAINED] if split == "train" else mixed[MOST_TRAINED:]
+    if count > len(pool):
+        raise ValueError(f"there are {len(pool)} {split} problems, not {count}")
+    return [Problem(left, right) for left, right in pool[:count]]
 
 
 def reward(problem: Problem, completion: str) -> float:

@@ -2,18 +2,18 @@
 
 import pytest
 
-from demo.task import Problem, problems, reward
+from demo.task import MOST_HELD_OUT, MOST_TRAINED, Problem, problems, reward
 
 
 def test_problems_follow_from_the_seed() -> None:
-    assert problems(3, 20, "train") == problems(3, 20, "train")
-    assert problems(3, 20, "train") != problems(4, 20, "train")
+    assert problems(3, 6, "train") == problems(3, 6, "train")
+    assert problems(3, 6, "train") != problems(4, 6, "train")
 
 
 def test_held_out_problems_are_never_trained_on() -> None:
-    trained, held_out = problems(0, 80, "train"), problems(0, 50, "held-out")
-    assert len(set(trained)) == 80
-    assert len(set(held_out)) == 50
+    trained, held_out = problems(0, MOST_TRAINED, "train"), problems(0, MOST_HELD_OUT, "held-out")
+    assert len(set(trained)) == MOST_TRAINED
+    assert len(set(held_out)) == MOST_HELD_OUT
     assert not set(trained) & set(held_out)
 
 
