@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
+pytest.register_assert_rewrite("pulse.testing.store")
 settings.register_profile("default", deadline=None, max_examples=60)
 settings.load_profile("default")
 

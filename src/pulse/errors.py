@@ -1,22 +1,22 @@
 """Every exception that PULSE raises on purpose: one class for each thing that a caller can do about it.
 
-    PulseError
-    ├─ FormatError             these bytes are not what they claim        discard, fetch again, report
-    │  ├─ UnsupportedFormat    a version or feature this reader lacks     upgrade
-    │  └─ DigestMismatch       the digest differs; says which, both ways  discard, fetch again
-    ├─ WeightsMismatch         names, shapes or dtypes differ             configuration fault: stop
-    ├─ ChainError
-    │  ├─ BaseMismatch         a patch or update for another base         fetch again
-    │  ├─ NoPath               no anchor leads to that version            wait, or ask for an anchor
-    │  └─ Fenced               another publisher took over the run        stop this publisher
-    ├─ TornUpdate              an apply was interrupted                   apply it again, or fetch
-    ├─ StoreError
-    │  ├─ NotFound             no such object                             part of the protocol
-    │  ├─ AlreadyExists        put-if-absent lost                         part of the protocol
-    │  ├─ InvalidKey           a key that would leave the store           report
-    │  ├─ StoreUnsuitable      the store lacks what the protocol needs    use another store
-    │  └─ StoreUnavailable     the outcome is unknown                     retry
-    └─ FileError               a local file cannot be read or written     mend the path or the disk
+PulseError
+├─ FormatError             these bytes are not what they claim        discard, fetch again, report
+│  ├─ UnsupportedFormat    a version or feature this reader lacks     upgrade
+│  └─ DigestMismatch       the digest differs; says which, both ways  discard, fetch again
+├─ WeightsMismatch         names, shapes or dtypes differ             configuration fault: stop
+├─ ChainError
+│  ├─ BaseMismatch         a patch or update for another base         fetch again
+│  ├─ NoPath               no anchor leads to that version            wait, or ask for an anchor
+│  └─ Fenced               another publisher took over the run        stop this publisher
+├─ TornUpdate              an apply was interrupted                   apply it again, or fetch
+├─ StoreError
+│  ├─ NotFound             no such object                             part of the protocol
+│  ├─ AlreadyExists        put-if-absent lost                         part of the protocol
+│  ├─ InvalidKey           a key that would leave the store           report
+│  ├─ StoreUnsuitable      the store lacks what the protocol needs    use another store
+│  └─ StoreUnavailable     the outcome is unknown                     retry
+└─ FileError               a local file cannot be read or written     mend the path or the disk
 """
 
 

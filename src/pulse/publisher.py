@@ -30,7 +30,8 @@ from pulse.weights import Weights
 class Receipt:
     """What a publish did. `reason` says why an anchor was published where a patch might be expected.
 
-    nbytes: bytes that followers download for this version. seconds: diff (in the caller), encode, upload, commit.
+    nbytes: bytes that followers download for this version. newest_anchor: known at the commit; if it falls far behind the version,
+    anchors fail to be stored, and `close` will say why. seconds: diff (in the caller), encode, upload, commit.
     """
 
     version: int
@@ -41,6 +42,7 @@ class Receipt:
     nbytes: int
     full_nbytes: int
     state_digest: str
+    newest_anchor: int
     reason: str
     seconds: Mapping[str, float]
 
@@ -317,6 +319,7 @@ def _receipt(manifest: Manifest, reason: str, seconds: Mapping[str, float]) -> R
         nbytes=manifest.nbytes,
         full_nbytes=manifest.full_nbytes,
         state_digest=manifest.state_digest,
+        newest_anchor=manifest.newest_anchor,
         reason=reason,
         seconds=seconds,
     )

@@ -159,7 +159,9 @@ def test_a_follower_killed_twenty_times_always_leaves_a_whole_version_and_arrive
             if current.exists():
                 version = json.loads((current / "pulse.json").read_text())["version"]
                 assert digest_of(checkpoint.read(current)) == published[version]
-    done = subprocess.run([PULSE, "follow", tmp_path / "store", tmp_path / "dir", "--once"], check=True, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(
+        [PULSE, "follow", tmp_path / "store", tmp_path / "dir", "--once"], check=True, capture_output=True, text=True, timeout=60
+    )
     assert f"version {receipt.version}" in done.stdout
     assert digest_of(checkpoint.read(tmp_path / "dir" / "current")) == published[receipt.version]
     assert not [path for path in os.listdir(tmp_path / "dir" / "versions") if path.startswith(".")]

@@ -26,7 +26,12 @@ def test_the_trainer_and_worker_examples_meet_in_a_folder(tmp_path):
     )
     try:
         trainer = subprocess.run(
-            [sys.executable, EXAMPLES / "trainer.py", tmp_path / "store", "6"], check=True, capture_output=True, text=True, env=environment, timeout=90
+            [sys.executable, EXAMPLES / "trainer.py", tmp_path / "store", "6"],
+            check=True,
+            capture_output=True,
+            text=True,
+            env=environment,
+            timeout=90,
         )
         out, _ = worker.communicate(timeout=90)
     finally:

@@ -109,13 +109,13 @@ def main():
     for name, (patch, encoding, block) in patches().items():
         blob, text = HERE / f"{name}.pulse", HERE / f"{name}.json"
         if blob.exists() or text.exists():
-            print(f"{name}: is there and stays")  # noqa: T201
+            print(f"{name}: is there and stays")
             continue
         with blob.open("xb") as file:
             file.write(codec.encode(patch, encoding=encoding, block=block))
         with text.open("x", encoding="utf-8") as file:
             json.dump(described(patch), file, indent=1, ensure_ascii=False)
-        print(f"{name}: {blob.stat().st_size} bytes")  # noqa: T201
+        print(f"{name}: {blob.stat().st_size} bytes")
 
 
 if __name__ == "__main__":

@@ -46,7 +46,9 @@ def test_what_publishing_added_to_the_step_stands_in_the_log(tmp_path):
     run = trainer(tmp_path, PublishCallback(MemoryStore()), 3)
     run.train()
     steps = [entry for entry in run.state.log_history if "loss" in entry]
-    assert all({"pulse/step_seconds", "pulse/wait_seconds", "pulse/version", "pulse/bytes", "pulse/density"} <= set(entry) for entry in steps)
+    assert all(
+        {"pulse/step_seconds", "pulse/wait_seconds", "pulse/version", "pulse/bytes", "pulse/density"} <= set(entry) for entry in steps
+    )
 
 
 class Away(MemoryStore):

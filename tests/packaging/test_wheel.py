@@ -54,4 +54,7 @@ def test_the_installed_wheel_diffs_and_applies_without_torch(wheel, tmp_path):
     )
     done = subprocess.run([python, "-c", code], check=True, capture_output=True, text=True, timeout=60)
     assert str(tmp_path) in done.stdout
-    assert "Two checkpoints" in subprocess.run([tmp_path / "env" / "bin" / "pulse", "--help"], check=True, capture_output=True, text=True, timeout=60).stdout
+    assert (
+        "Two checkpoints"
+        in subprocess.run([tmp_path / "env" / "bin" / "pulse", "--help"], check=True, capture_output=True, text=True, timeout=60).stdout
+    )

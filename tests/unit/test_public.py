@@ -48,5 +48,5 @@ def test_the_version_is_the_one_in_the_project_file_and_the_changelog_has_it_or_
 def test_the_readme_maps_every_module_in_one_line_each():
     text = (ROOT / "README.md").read_text()
     modules = [path.relative_to(ROOT / "src" / "pulse").as_posix() for path in (ROOT / "src" / "pulse").rglob("*.py")]
-    missing = [name for name in modules if not name.endswith("__init__.py") and f"`{name}`" not in text]
+    missing = [name for name in modules if not name.endswith("__init__.py") and f"  {name} " not in text]
     assert missing == []

@@ -14,10 +14,12 @@ import uuid
 from collections.abc import Iterator
 from pathlib import Path
 
-from pulse.errors import AlreadyExists, NotFound, StoreUnavailable
+from pulse.errors import AlreadyExists, NotFound, StoreUnavailable, StoreUnsuitable
+from pulse.files import sync_folder, write_synced
 from pulse.store.base import check_key
 
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+_NO_LINKS = (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK)
 _NO_FILE = (FileNotFoundError, NotADirectoryError, IsADirectoryError)
 
 
@@ -35,12 +37,12 @@ class LocalStore:
             self._make_folder(path.parent)
             temporary = path.parent / f".tmp-{uuid.uuid4().hex}"
             try:
-                _write_synced(temporary, data)
+                write_synced(temporary, data)
                 if if_absent:
                     self._link(temporary, path, key)
                 else:
                     temporary.replace(path)
-                _sync_folder(path.parent)
+                sync_folder(path.parent)
             finally:
                 temporary.unlink(missing_ok=True)
 
@@ -75,6 +77,13 @@ class LocalStore:
             os.link(temporary, path)
         except FileExistsError:
             raise AlreadyExists(f"{self.url}: {key} exists") from None
+        except OSError as error:
+            if error.errno not in _NO_LINKS:
+                raise
+            raise StoreUnsuitable(
+                f"{self.url}: this file system has no hard links ({error.strerror}), so no put-if-absent; "
+                "use another store, or single_writer=True (--single-writer) if nobody else publishes there"
+            ) from error
         temporary.unlink()
 
     def _make_folder(self, folder: Path) -> None:
@@ -85,7 +94,7 @@ class LocalStore:
             folder = folder.parent
         for made in reversed(missing):
             made.mkdir(exist_ok=True)
-            _sync_folder(made.parent)
+            sync_folder(made.parent)
 
     @contextlib.contextmanager
     def _translated(self, key: str) -> Iterator[None]:
@@ -101,18 +110,3 @@ class LocalStore:
             yield
         except _NO_FILE as error:
             raise NotFound(f"{self.url}: no object {key}") from error
-
-
-def _write_synced(path: Path, data: bytes | memoryview) -> None:
-    with path.open("xb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
-
-
-def _sync_folder(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
