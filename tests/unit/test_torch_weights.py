@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pulse import MemoryWeights, Publisher, Subscriber
+from pulse.arrays import as_bits, bits_like
 from pulse.bits import DTYPES, TensorBits, dtype_of
 from pulse.digest import digest_of
 from pulse.errors import WeightsMismatch
@@ -487,3 +488,28 @@ def test_what_a_diff_holds_does_not_change_with_the_weights() -> None:
         with torch.no_grad():
             module.weight.zero_()
         assert np.array_equal(held, before)
+
+
+def test_a_sharded_module_is_refused_by_name(tmp_path) -> None:
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+
+    torch.distributed.init_process_group("gloo", init_method=f"file://{tmp_path / 'meet'}", rank=0, world_size=1)
+    try:
+        module = torch.nn.Linear(4, 4)
+        fully_shard(module, mesh=init_device_mesh("cpu", (1,)))
+        with pytest.raises(WeightsMismatch, match="weight: sharded over .*gather them first"):
+            ModuleWeights(module)
+    finally:
+        torch.distributed.destroy_process_group()
+
+
+def test_conjugate_views_are_read_as_the_numbers_they_stand_for() -> None:
+    tensor = torch.tensor([1 + 2j], dtype=torch.complex64)
+    assert as_bits(tensor.conj()) == as_bits(torch.tensor([1 - 2j], dtype=torch.complex64))
+
+
+def test_packed_pairs_that_torch_cannot_hold_are_refused() -> None:
+    odd = TensorBits("F4", (2, 3), np.zeros(3, np.uint8))
+    with pytest.raises(WeightsMismatch, match="in pairs"):
+        bits_like(odd, torch.zeros(1))

@@ -69,13 +69,15 @@ def signed_view(tensor: torch.Tensor) -> torch.Tensor:
 def tensor_bits(tensor: torch.Tensor) -> TensorBits:
     """The bits of a tensor on any device. Shares its memory if that is on the host and contiguous."""
     code = code_of(tensor.dtype)
-    flat = signed_view(tensor).contiguous().reshape(-1).cpu().numpy()
+    flat = signed_view(tensor.detach().resolve_conj().resolve_neg()).contiguous().reshape(-1).cpu().numpy()
     return TensorBits(code, shape_of(tensor), flat.view(dtype_of(code).unsigned))
 
 
 def bits_tensor(bits: TensorBits) -> torch.Tensor:
     """A new tensor on the host with these bits."""
     width = dtype_of(bits.dtype).width
+    if bits.dtype == "F4" and (not bits.shape or bits.shape[-1] % 2):
+        raise WeightsMismatch(f"torch packs F4 in pairs along the last dimension, which {bits.spec} does not allow")
     shape = bits.shape if bits.dtype != "F4" else (*bits.shape[:-1], bits.shape[-1] // 2)
     return host_integers(bits.flat, width).view(dtype_from(bits.dtype)).reshape(shape)
 
