@@ -36,7 +36,7 @@ demo: venv
 
 .PHONY: demo-exact
 demo-exact: venv
-	$(BIN)/python -m demo.exact $(DEMO_OPTIONS)
+	$(BIN)/python -m demo --exact $(DEMO_OPTIONS)
 
 .PHONY: test
 test: venv lint
