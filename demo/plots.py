@@ -43,9 +43,10 @@ def _svg(draw: Callable[[Axes, list[Row]], None], rows: list[Row]) -> str:
         axes.spines[["top", "right"]].set_visible(False)
         axes.grid(axis="y", alpha=0.2, color=_INK)
         axes.set_xlabel("optimizer step")
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
         draw(axes, rows)
         if axes.get_legend_handles_labels()[0]:
-            axes.legend(frameon=False, fontsize=9)
+            figure.legend(frameon=False, fontsize=9, loc="outside upper center", ncols=3)
         text = io.StringIO()
         figure.savefig(text, format="svg", transparent=True, metadata=dict.fromkeys(("Date", "Creator", "Format", "Type")))
     svg = text.getvalue()
@@ -58,11 +59,9 @@ def _line(axes: Axes, rows: list[Row], value: Callable[[Row], float | None], **s
 
 
 def _reward(axes: Axes, rows: list[Row]) -> None:
-    _line(
-        axes, rows, lambda row: row.reward, color=_BLUE, marker="o", markersize=3, linewidth=0.8, label="reward of the rollouts trained on"
-    )
+    _line(axes, rows, lambda row: row.reward, color=_BLUE, marker="o", markersize=3, linewidth=0.8, label="reward in training")
     axes.plot([row.step for row in rows if row.reward is not None], _smooth(rows), color=_BLUE, linewidth=2.5, label="mean of five steps")
-    _line(axes, rows, lambda row: row.held_out, color=_ORANGE, marker="D", linestyle="none", label="accuracy on held-out problems")
+    _line(axes, rows, lambda row: row.held_out, color=_ORANGE, marker="D", linestyle="none", label="held-out accuracy")
     axes.set_ylim(0, 1)
 
 
@@ -79,7 +78,12 @@ def _bytes(axes: Axes, rows: list[Row]) -> None:
     for kind, colour in (("anchor", _ORANGE), ("patch", _BLUE), ("checkpoint", _RED)):
         chosen = [row for row in rows if row.kind == kind]
         if chosen:
-            axes.bar([row.step for row in chosen], [row.nbytes for row in chosen], color=colour, label=f"{kind}s")
+            axes.bar(
+                [row.step for row in chosen],
+                [row.nbytes for row in chosen],
+                color=colour,
+                label=f"{kind}es" if kind == "patch" else f"{kind}s",
+            )
     axes.set_yscale("log")
 
 

@@ -126,8 +126,8 @@ def facts(summary: Summary) -> list[str]:
         )
     shares = ", ".join(f"{who} {count}" for who, count in sorted(summary.rollouts.items()))
     lines += [
-        f"rollouts, in groups: {shares}; {summary.requeued} requests of lost workers were computed by another",
-        f"worker and trainer disagree by {summary.mismatch:.3f} nats per sampled token (BF16 against autocast); the loss corrects for it",
+        f"rollouts, in groups: {shares}; requests of lost workers that another one computed: {summary.requeued}",
+        f"worker and trainer disagree by {summary.mismatch:.3f} nats per sampled token; the loss goes by what the workers recorded",
         f"{summary.seconds:.0f} s; peak memory in GiB: {memory}",
     ]
     return [caught_up(catch_up) for catch_up in summary.catch_ups] + lines
