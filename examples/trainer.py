@@ -52,4 +52,4 @@ def main(store: str, steps: int = 20) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], *map(int, sys.argv[2:3]))
+    main(sys.argv[1], *map(int, sys.argv[2:3])) if len(sys.argv) > 1 else sys.exit(__doc__)

@@ -27,9 +27,11 @@ def main(store: str, patience: float = 5.0) -> None:
     while (update := subscriber.wait(timeout=patience)) is not None:  # an engine serves here, and calls fetch() now and then
         subscriber.apply(update)  # in the engine's pause: only what changed is written
         print(f"version {subscriber.version} by {update.kind} ({update.nbytes} bytes): {serve(policy)} of {VOCABULARY}")
+    if subscriber.version is None:
+        sys.exit(f"nothing was published in {store} within {patience:g} seconds")
     subscriber.verify()
     print(f"version {subscriber.version}, state digest {subscriber.state_digest}, verified")
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], *map(float, sys.argv[2:3]))
+    main(sys.argv[1], *map(float, sys.argv[2:3])) if len(sys.argv) > 1 else sys.exit(__doc__)

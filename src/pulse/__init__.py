@@ -9,6 +9,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from pulse.bits import TensorBits
     from pulse.codec import decode, encode
     from pulse.digest import digest_of
     from pulse.errors import PulseError
@@ -28,6 +29,7 @@ _HOMES = {
     "PulseError": "pulse.errors",
     "Receipt": "pulse.publisher",
     "Subscriber": "pulse.subscriber",
+    "TensorBits": "pulse.bits",
     "Update": "pulse.subscriber",
     "Weights": "pulse.weights",
     "apply": "pulse.patch",
@@ -47,6 +49,7 @@ __all__ = [
     "PulseError",
     "Receipt",
     "Subscriber",
+    "TensorBits",
     "Update",
     "Weights",
     "apply",

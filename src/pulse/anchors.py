@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from pulse import checkpoint
@@ -40,8 +40,13 @@ def companions(paths: Iterable[str | os.PathLike[str]]) -> dict[str, Path]:
     return found
 
 
-def put_anchor(put: Put, weights: Iterable[tuple[str, bytes]], companions: Mapping[str, Path]) -> Anchor:
-    """Store the files of an anchor."""
+def described(companions: Mapping[str, Path]) -> tuple[File, ...]:
+    """The files beside an anchor, by name and content."""
+    return tuple(File(name, Payload.of(read_file(path))) for name, path in sorted(companions.items()))
+
+
+def put_anchor(put: Put, weights: Iterable[tuple[str, bytes]], companions: Mapping[str, Path], kept: Sequence[File] = ()) -> Anchor:
+    """Store the files of an anchor. kept: files of an earlier one, which lie in the store already, for use where none are given."""
     stored = tuple(File(name, put(data)) for name, data in weights)
     beside = tuple(File(name, put(read_file(path))) for name, path in sorted(companions.items()))
-    return Anchor(stored, beside)
+    return Anchor(stored, beside or tuple(kept))

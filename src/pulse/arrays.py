@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -41,6 +42,12 @@ def as_bits(tensor: object) -> TensorBits:
 
         return tensor_bits(tensor)
     raise WeightsMismatch(f"a tensor, numpy array or TensorBits is wanted, not {type(tensor).__name__}")
+
+
+def must_be_mapping(weights: object) -> None:
+    """`TypeError`, with what to do, for anything but names with tensors."""
+    if not isinstance(weights, Mapping):
+        raise TypeError(f"names with tensors are wanted, such as module.state_dict(), not {type(weights).__name__}")
 
 
 def bits_like(bits: TensorBits, like: Any) -> Any:  # as many kinds come out as go in

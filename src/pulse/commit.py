@@ -85,6 +85,8 @@ class Committer:
         Manifest.from_bytes(data)  # a manifest that no reader accepts would end the chain for good
         if not self._conditional and (found := self._versions.find(manifest.version)) is not None:
             return self._settle(found)
+        if self.head is not None:
+            self._versions.must_hold(self.head.version)
         self._attempts.add(manifest.nonce)
         try:
             self._store.put(manifest_key(manifest.version), data, if_absent=self._conditional)

@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pulse import mixer
+from pulse.arrays import as_bits
 from pulse.bits import Spec, TensorBits
 from pulse.errors import DigestMismatch
 
@@ -99,9 +100,10 @@ def state_digest(specs: Mapping[str, Spec], sums: Mapping[str, Sum]) -> str:
     return total.hexdigest()[:32]
 
 
-def digest_of(tensors: Mapping[str, TensorBits]) -> str:
-    """The state digest of a whole set of weights: one pass over all bits."""
-    return state_digest({name: bits.spec for name, bits in tensors.items()}, tensor_sums(tensors))
+def digest_of(tensors: Mapping[str, Any]) -> str:
+    """The state digest of a whole set of weights (name -> `TensorBits`, numpy array or torch tensor): one pass over all bits."""
+    bits = {name: as_bits(tensor) for name, tensor in tensors.items()}
+    return state_digest({name: tensor.spec for name, tensor in bits.items()}, tensor_sums(bits))
 
 
 def sha256(*pieces: bytes | memoryview) -> str:

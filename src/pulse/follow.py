@@ -90,8 +90,7 @@ def pull(store: ObjectStore, version: int | None, target: str | os.PathLike[str]
     """Write one version (default: the newest) as a directory, or as one file if `target` ends in `.safetensors`."""
     versions = Versions(store)
     manifest = resolve(versions, version)
-    way = versions.plan(manifest.version)
-    tensors = versions.restore_by(way, progress)
+    tensors, way = versions.restore_and_plan(manifest.version, progress)
     path = Path(target)
     if path.suffix == ".safetensors":
         checkpoint.write(path, tensors)
@@ -186,7 +185,7 @@ class DirectoryFollower:
         if manifest is None or Record.of(manifest) != record:
             raise FileError(
                 f"{self.current} holds version {record.version} of run {record.run}, which is not in {self._store.url}: "
-                "follow another store, or into another directory"
+                "follow that run's store, or follow into another directory (or remove this one) to take up the new run"
             )
         with contextlib.suppress(PulseError):  # damaged since: the version is then fetched anew
             self._weights = MemoryWeights(checkpoint.read(self.current))
@@ -210,8 +209,9 @@ class DirectoryFollower:
         newest = self._versions.newest()
         if newest is None:
             return None
-        manifest, way = self._versions.manifest(newest), self._versions.plan(newest)
-        self._weights = MemoryWeights(self._versions.restore_by(way, self._progress))
+        manifest = self._versions.manifest(newest)
+        tensors, way = self._versions.restore_and_plan(newest, self._progress)
+        self._weights = MemoryWeights(tensors)
         self._subscriber = Subscriber(self._store, self._weights, held=newest)
         reason = "first version here" if self.version is None else "the directory's weights could not be used"
         seconds = time.perf_counter() - started

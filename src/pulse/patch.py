@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pulse import digest
-from pulse.arrays import as_bits, bits_like
+from pulse.arrays import as_bits, bits_like, must_be_mapping
 from pulse.bits import Spec, TensorBits, advance, dtype_of, steps_between
 from pulse.errors import BaseMismatch, DigestMismatch, FormatError, WeightsMismatch
 
@@ -153,6 +153,8 @@ def diff(old: Mapping[str, Any], new: Mapping[str, Any]) -> Patch:
     >>> apply(patch, before)["w"]
     array([ 0.,  0., -0.,  0.,  0.,  1.,  0.,  0.], dtype=float32)
     """
+    must_be_mapping(old)
+    must_be_mapping(new)
     before = {name: as_bits(tensor) for name, tensor in old.items()}
     after = {name: as_bits(tensor) for name, tensor in new.items()}
     changes: list[TensorPatch] = []
@@ -221,6 +223,9 @@ def apply(patch: Patch, old: Mapping[str, Any]) -> dict[str, Any]:
     Raises `BaseMismatch` when the patch was made for other weights, `DigestMismatch` when the result is not what it should be, and
     `WeightsMismatch` when names, shapes or dtypes do not fit.
     """
+    if not isinstance(patch, Patch):
+        raise TypeError(f"apply(patch, old) wants a Patch first, not {type(patch).__name__}; bytes must be decoded before")
+    must_be_mapping(old)
     before = {name: as_bits(tensor) for name, tensor in old.items()}
     if patch.base is not None and (found := digest.digest_of(before)) != patch.base:
         _explain_shapes(patch, before)

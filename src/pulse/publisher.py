@@ -13,17 +13,17 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal, Self
 
 from pulse import checkpoint, codec
-from pulse.anchors import companions, put_anchor, weight_files
+from pulse.anchors import companions, described, put_anchor, weight_files
 from pulse.bits import Spec, TensorBits
 from pulse.canonical import to_json
 from pulse.commit import Committer, Overtaken, new_nonce, now_ms
 from pulse.digest import flat_sum, state_digest, sum_at, tensor_sums
-from pulse.errors import FormatError, NotFound
-from pulse.manifest import LateAnchor, Manifest, Payload, TensorIndex
+from pulse.errors import FormatError, NoPath, NotFound
+from pulse.manifest import File, LateAnchor, Manifest, Payload, TensorIndex
 from pulse.patch import Patch, TensorPatch, apply_bits, diff
-from pulse.store import ObjectStore
+from pulse.store import ObjectStore, open_store
 from pulse.versions import Versions
-from pulse.weights import Weights
+from pulse.weights import Weights, must_be_weights
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +73,8 @@ class Publisher:
     """Publishes versions of `weights` into `store`.
 
     The first version is an anchor; each later one is a patch, and after every `anchor_every` versions an anchor is added in the
-    background. `files` are put beside every anchor (a tokenizer directory, config files), so that what followers restore loads.
+    background. `files` are put beside every anchor (a tokenizer directory, config files), so that what followers restore loads; a
+    publisher that continues a run with other files begins with an anchor, and one without any keeps those that are there.
 
     A publish that fails changes nothing: the baseline (what the world last saw) stays, so the next one contains those changes too.
     A publisher that opens a store which holds a run already continues it with a higher epoch, and the older one stops with `Fenced`:
@@ -86,11 +87,11 @@ class Publisher:
 
     def __init__(
         self,
-        store: ObjectStore,
+        store: ObjectStore | str | os.PathLike[str],
         weights: Weights,
         *,
         anchor_every: int = 50,
-        files: Iterable[str | os.PathLike[str]] = (),
+        files: Iterable[str | os.PathLike[str]] | str | os.PathLike[str] = (),
         encoding: codec.Encoding = "portable",
         baseline: Mapping[str, TensorBits] | None = None,
         single_writer: bool = False,
@@ -98,17 +99,21 @@ class Publisher:
     ) -> None:
         if anchor_every < 1:
             raise ValueError("anchor_every must be 1 or more")
-        self._store = store
-        self._versions = Versions(store)
+        if encoding not in codec.ENCODINGS:
+            raise ValueError(f"encoding {encoding!r}; known are {', '.join(codec.ENCODINGS)}")
+        must_be_weights(weights)
+        self._versions = Versions(open_store(store))
         self._committer = Committer(self._versions, single_writer=single_writer)
         self._weights = weights
         self._anchor_every = anchor_every
-        self._files = companions(files)
+        self._files = companions([files] if isinstance(files, str | os.PathLike) else files)
+        self._kept: tuple[File, ...] = ()  # files of the run's newest anchor, where none are given here
         self._encoding: codec.Encoding = encoding
         self._shard_bytes = shard_bytes
         self._worker = ThreadPoolExecutor(1, "pulse-publish")
         self._uploader = ThreadPoolExecutor(1, "pulse-anchor")
         self._submitting = threading.Lock()
+        self._closed = False
         self._last: Future[Receipt] | None = None
         self._anchoring: Future[None] | None = None
         self._newest_anchor = 0
@@ -126,8 +131,13 @@ class Publisher:
             return
         try:
             index = self._versions.index(head.tensors)
-        except (NotFound, FormatError) as error:
+            start = self._versions.plan(head.version).start
+        except (NotFound, NoPath, FormatError) as error:
             self._reason = f"version {head.version}, at which the run is continued, cannot be read: {error}"
+            return
+        self._kept = start.anchor.files if start is not None else ()
+        if self._files and described(self._files) != self._kept:
+            self._reason = "the files beside the weights are others now"
             return
         tensors = baseline or {name: self._weights.read(name) for name in self._weights.specs()}
         specs = {name: bits.spec for name, bits in tensors.items()}
@@ -159,6 +169,8 @@ class Publisher:
             raise ValueError(f"step must be 0 or more, not {step}")
         details = json.loads(to_json(dict(metadata or {})))  # what is no JSON is refused here, and nobody else can change it later
         with self._submitting:
+            if self._closed:
+                raise RuntimeError("this publisher is closed; make a new one to go on")
             if self._last is not None:
                 wait([self._last])
             started = time.perf_counter()
@@ -169,6 +181,8 @@ class Publisher:
 
     def close(self) -> None:
         """Wait for what is under way. Raises if the last anchor could not be stored; publishes raise through their futures."""
+        with self._submitting:
+            self._closed = True
         self._worker.shutdown()
         self._uploader.shutdown()
         if self._anchoring is not None:
@@ -245,7 +259,7 @@ class Publisher:
             encoded = time.perf_counter()
             content = {"patch": put(blob), "anchor": None, "tensors": self._stored_index, "newest_anchor": self._newest_anchor}
         else:
-            anchor = put_anchor(put, weight_files(snapshot.patch.whole, self._shard_bytes), self._files)
+            anchor = put_anchor(put, weight_files(snapshot.patch.whole, self._shard_bytes), self._files, self._kept)
             content = {"patch": None, "anchor": anchor, "tensors": put(snapshot.index.to_bytes()), "newest_anchor": committer.next_version}
         manifest = Manifest(
             run=committer.run,
@@ -282,7 +296,7 @@ class Publisher:
     def _add_anchor(self, manifest: Manifest, files: list[tuple[str, bytes]], index: TensorIndex) -> None:
         """Store an already published version whole."""
         put = self._committer.put_payload
-        anchor = put_anchor(put, files, self._files)
+        anchor = put_anchor(put, files, self._files, self._kept)
         late = LateAnchor(manifest.run, manifest.version, manifest.state_digest, anchor, put(index.to_bytes()))
         self._committer.put_late_anchor(late)
         self._newest_anchor = max(self._newest_anchor, manifest.version)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import operator
+import os
 import threading
 import time
 from collections.abc import Mapping, Sequence
@@ -18,9 +20,9 @@ from pulse.digest import Sum, check, flat_sum, state_digest, sum_at
 from pulse.errors import BaseMismatch, DigestMismatch, StoreUnavailable, TornUpdate
 from pulse.manifest import Manifest, TensorIndex
 from pulse.patch import Patch, TensorPatch, changed_positions, compose
-from pulse.store import ObjectStore
+from pulse.store import ObjectStore, open_store
 from pulse.versions import Versions
-from pulse.weights import Weights
+from pulse.weights import Weights, must_be_weights
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +69,9 @@ class _State:
         return None if self.held is None else self.held.version
 
 
+_NOWHERE = np.empty(0, np.uint64)
+
+
 class Subscriber:
     """Follows the versions in `store` and keeps `weights` at exactly one of them.
 
@@ -79,9 +84,11 @@ class Subscriber:
     should be, the next update repairs them from an anchor and says so in its `reason`. `verify` does it at once.
     """
 
-    def __init__(self, store: ObjectStore, weights: Weights, *, held: int | None = None, verify_every: int = 50) -> None:
-        self._store = store
-        self._versions = Versions(store)
+    def __init__(
+        self, store: ObjectStore | str | os.PathLike[str], weights: Weights, *, held: int | None = None, verify_every: int = 50
+    ) -> None:
+        must_be_weights(weights)
+        self._versions = Versions(open_store(store))
         self._weights = weights
         self._verify_every = verify_every
         self._hint = held
@@ -104,8 +111,11 @@ class Subscriber:
     def fetch(self, version: int | None = None) -> Update | None:
         """The update to the newest version, or to the one asked for; None when the weights hold it already, or nothing is published.
 
-        If an apply comes in between, what was fetched is for weights that are no more, and it is fetched again.
+        At the start, weights that turn out to be that version already get an empty update, which costs no download. If an
+        apply comes in between, what was fetched is for weights that are no more, and it is fetched again.
         """
+        if version is not None and (version := operator.index(version)) < 0:
+            raise ValueError(f"versions count from 0; there is no version {version}")
         started = time.perf_counter()
         while True:
             with self._lock:  # an apply under way comes first
@@ -149,11 +159,16 @@ class Subscriber:
         Raises `BaseMismatch` if the weights have changed since the fetch, `TornUpdate` if another update is half applied or the
         weights did not keep what was written.
         """
+        if not isinstance(update, Update):
+            raise TypeError(f"an Update is wanted, not {type(update).__name__}: fetch() gives None when there is nothing newer")
         with self._lock:
             if self._torn is not update and update.made_for is not self._state:
                 if self._torn is not None:
                     raise TornUpdate(f"the update to version {self._torn.version} is half applied: apply it again, or fetch a new one")
-                raise BaseMismatch(f"this update was fetched for version {update.base}, the weights are now at {self.version}: fetch again")
+                raise BaseMismatch(
+                    f"this update was not fetched for these weights as they are now (version {self.version}): "
+                    "they have been written since, or another subscriber fetched it. Fetch again"
+                )
             binding = bind(update.index, self._weights.specs(), self._weights.aliases)
             held = self._versions.manifest(update.version)
             self._torn = update
@@ -218,7 +233,16 @@ class Subscriber:
                     if self._state is state:
                         self._state = _State(manifest, index, binding, sums)
                     return self._state
-        return state
+        if hinted is None:
+            return state
+        return self._disowned(state, f"these weights are not version {self._hint}, as was said")
+
+    def _disowned(self, state: _State, reason: str) -> _State:
+        """The same state with another reason why an anchor is needed."""
+        with self._lock:
+            if self._state is state:
+                self._state = replace(state, reason=reason)
+            return self._state
 
     # --- fetching ---
 
@@ -230,20 +254,22 @@ class Subscriber:
         manifest = self._versions.manifest(target)
         index = self._versions.index(manifest.tensors)
         binding = bind(index, self._weights.specs(), self._weights.aliases)
+        for place in (place for group in binding.values() for place in group):
+            self._weights.gather(place, _NOWHERE)  # weights that can be read but not written say so before anything is downloaded
         if state.held is None and self._torn is None:
             state = self._recognised(state, manifest, index, binding)
         way = Plan(None, ()) if state.version == target else self._versions.plan(target, state.version)
         if way.start is not None:
-            return self._fetch_whole(state, manifest, index, binding, way)
+            return self._fetch_whole(state, manifest, index, binding)
         loaded = [self._versions.patch(step, index.specs) for step in way.patches]
         content = self._resolved(loaded, binding)
         sums = self._summed(state, content, binding)
         check(f"version {target}: the state it would give", manifest.state_digest, state_digest(index.specs, sums))
         return self._update(state, manifest, index, content, sums, way)
 
-    def _fetch_whole(self, state: _State, manifest: Manifest, index: TensorIndex, binding: Binding, way: Plan) -> Update:
+    def _fetch_whole(self, state: _State, manifest: Manifest, index: TensorIndex, binding: Binding) -> Update:
         """The whole version from an anchor, reduced to where the live weights differ from it."""
-        tensors = self._versions.restore_by(way)
+        tensors, way = self._versions.restore_and_plan(manifest.version)
         changes: list[TensorPatch] = []
         whole: dict[str, TensorBits] = {}
         for name, bits in tensors.items():

@@ -64,7 +64,7 @@ class Versions:
                     raise ChainError(
                         f"{self.store.url}: version {newer} (run {manifest.run}) does not continue the version {older} that was read "
                         f"before: expected the manifest before it to have SHA-256 {found}, found {manifest.previous}. "
-                        "The chain was replaced; start again with a new subscriber or publisher"
+                        "The chain was replaced (start again with a new subscriber or publisher), or one of the two was altered"
                     )
 
     def manifest(self, version: int) -> Manifest:
@@ -84,11 +84,22 @@ class Versions:
         if since is not None:
             while self.find(since + 1) is not None:
                 since += 1
+            self.must_hold(since)
             return since
         hint = 0
         with contextlib.suppress(NotFound, FormatError):  # only a hint: a damaged one must not stop anybody
             hint = parse_head(self.store.get(HEAD, stop=MAX_MANIFEST))
         return chain.newest(lambda version: self.find(version) is not None, hint)
+
+    def must_hold(self, version: int) -> None:
+        """Raise `ChainError` if the store has lost a version that was read from it: it was emptied, or is another one now."""
+        try:
+            self.store.size(manifest_key(version))
+        except NotFound as error:
+            raise ChainError(
+                f"{self.store.url}: version {version} was here and is gone: the store was emptied or replaced. "
+                "Start again with a new subscriber or publisher"
+            ) from error
 
     def late_anchor(self, version: int) -> LateAnchor | None:
         """The anchor made later for a version, if there is one."""
@@ -151,9 +162,10 @@ class Versions:
         """Where an anchor lies at or before `target`, and if it was made later, that."""
         manifest = self.manifest(target)
         while manifest.anchor is None:
+            with contextlib.suppress(FormatError):  # a damaged one is as good as none: there are older ones
+                if (late := self.late_anchor(manifest.version)) is not None:
+                    return manifest.version, late
             manifest = self.manifest(manifest.newest_anchor)
-            if manifest.anchor is None and (late := self.late_anchor(manifest.version)) is not None:
-                return manifest.version, late
         return manifest.version, None
 
     def patch(self, manifest: Manifest, specs: Mapping[str, Spec]) -> Patch:
@@ -188,14 +200,33 @@ class Versions:
 
     def restore(self, target: int, progress: Progress | None = None) -> dict[str, TensorBits]:
         """All tensors of a version, from an anchor and patches, its state digest proven."""
-        return self.restore_by(self.plan(target), progress)
+        return self.restore_and_plan(target, progress)[0]
 
-    def restore_by(self, way: chain.Plan, progress: Progress | None = None) -> dict[str, TensorBits]:
-        """`restore`, by a plan that begins with an anchor."""
+    def restore_and_plan(self, target: int, progress: Progress | None = None) -> tuple[dict[str, TensorBits], chain.Plan]:
+        """`restore`, and the way that it took: past anchors that are damaged or gone, to an older one if patches lead on from there."""
+        way = self.plan(target)
+        failure: NotFound | FormatError | None = None
+        while True:
+            try:
+                return self._restored(target, way, progress or _unreported), way
+            except (NotFound, FormatError) as error:
+                failure = failure or error
+                older = self._from_older(target, way)
+                if older is None:
+                    raise failure from error
+                way = older
+
+    def _from_older(self, target: int, way: chain.Plan) -> chain.Plan | None:
+        """The next way to try, from the anchor before the one that `way` starts from."""
+        if way.start is None or self.manifest(way.start.version).patch is None:
+            return None
+        anchored, late = self._anchor_before(way.start.version - 1)
+        manifests = [self.manifest(version) for version in range(anchored, target + 1)]
+        return chain.plan(None, manifests, [late] if late is not None else [])
+
+    def _restored(self, target: int, way: chain.Plan, report: Progress) -> dict[str, TensorBits]:
         if way.start is None:
-            raise NoPath("a restore begins with an anchor")
-        target = way.patches[-1].version if way.patches else way.start.version
-        report = progress or _unreported
+            raise NoPath(f"no anchor leads to version {target}")
         tensors = self.anchor_tensors(way.start.anchor, self.index(way.start.tensors))
         done = way.start.anchor.nbytes
         owned: set[str] = set()

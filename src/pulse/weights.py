@@ -48,6 +48,15 @@ class Weights(Protocol):
         """Write a whole tensor, in place where it lives."""
 
 
+def must_be_weights(weights: object) -> None:
+    """`TypeError`, with what to do, for a module or a mapping where weights are wanted."""
+    if not isinstance(weights, Weights):
+        raise TypeError(
+            f"weights are wanted, not {type(weights).__name__}: wrap a torch module as pulse.torch.ModuleWeights(module), "
+            "a mapping of names to tensors as pulse.MemoryWeights(tensors)"
+        )
+
+
 class MemoryWeights:
     """Weights in host memory: a checkpoint that was read, or the twin that tests use. Copies what it is given."""
 

@@ -185,3 +185,82 @@ def test_follow_on_a_full_disk_leaves_current_as_it_was(pulse, store, checkpoint
     (small_disk / "filler").unlink()
     assert pulse("follow", store, small_disk / "dir", "--once").code == 0
     assert checkpoint.read(small_disk / "dir" / "current") == checkpoint.read(checkpoints[0])
+
+
+def test_a_changed_config_reaches_those_who_pull(pulse, tmp_path):
+    checkpoint.write(tmp_path / "model", weights(0))
+    (tmp_path / "model" / "config.json").write_text('{"a": 1}')
+    pulse("publish", "store", "model")
+    (tmp_path / "model" / "config.json").write_text('{"a": 2}')
+    published = pulse("publish", "store", "model", "--json").json
+    assert (published["kind"], published["reason"]) == ("anchor", "the files beside the weights are others now")
+    pulse("pull", "store", "pulled")
+    assert (tmp_path / "pulled" / "config.json").read_text() == '{"a": 2}'
+
+
+def test_a_checkpoint_without_files_keeps_those_of_the_run(pulse, tmp_path, checkpoints):
+    checkpoint.write(tmp_path / "model", checkpoint.read(checkpoints[0]))
+    (tmp_path / "model" / "config.json").write_text('{"a": 1}')
+    pulse("publish", "store", "model")
+    assert pulse("publish", "store", checkpoints[1], "--anchor-every", 1, "--json").json["kind"] == "patch"
+    assert pulse("publish", "store", checkpoints[2], "--json").json["newest_anchor"] == 1
+    pulse("pull", "store", "pulled")
+    assert (tmp_path / "pulled" / "config.json").read_text() == '{"a": 1}'
+
+
+def test_a_store_named_with_a_version_is_refused_where_none_belongs(pulse, store, checkpoints):
+    assert "without @VERSION" in pulse("publish", "store@0", checkpoints[0]).err
+    assert "without @VERSION" in pulse("log", "store@0").err
+    assert "VERSION is a number" in pulse("pull", "store@latest", "out").err
+
+
+def test_a_store_in_memory_and_the_store_itself_are_no_targets(pulse, store, checkpoints):
+    assert "ends with this command" in pulse("publish", "memory://x", checkpoints[0]).err
+    assert "the store itself" in pulse("follow", store, store).err
+
+
+def test_a_follower_outlasts_damage_that_is_mended_and_says_what_it_waits_for(pulse, store, checkpoints, tmp_path):
+    pulse("follow", store, "dir", "--once")
+    pulse("publish", store, checkpoints[0])
+    (store / "payloads").rename(store / "away")
+    process = subprocess.Popen([PULSE, "follow", store, tmp_path / "dir"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    try:
+        assert "asking again in" in process.stderr.readline()
+        (store / "away").rename(store / "payloads")
+        assert "version 3" in process.stdout.readline()
+        process.send_signal(signal.SIGINT)
+        assert process.wait(20) == 0
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def test_a_follower_may_start_before_the_first_version(pulse, checkpoints, tmp_path):
+    process = subprocess.Popen(
+        [PULSE, "follow", tmp_path / "store", tmp_path / "dir", "--timeout", "30"], stdout=subprocess.PIPE, text=True
+    )
+    try:
+        pulse("publish", "store", checkpoints[0])
+        assert "version 0" in process.stdout.readline()
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def test_follow_writes_one_json_object_a_line(pulse, store):
+    lines = pulse("follow", store, "dir", "--once", "--json").out.splitlines()
+    assert [json.loads(line)["version"] for line in lines] == [2, 2]
+
+
+@pytest.mark.parametrize("damage", ["payload", "name"])
+def test_an_anchor_that_is_damaged_is_passed_by_for_an_older_one(pulse, tmp_path, checkpoints, damage):
+    for path in checkpoints:
+        pulse("publish", "store", path, "--anchor-every", 1)
+    pulse("publish", "store", checkpoints[0], "--anchor-every", 9)
+    named = tmp_path / "store" / "anchors" / "000000000002.json"
+    assert pulse("verify", "store", "--json").json["anchor"] == 2
+    digest = json.loads(named.read_text())["anchor"]["weights"][0]["payload"]["sha256"]
+    victim = named if damage == "name" else tmp_path / "store" / "payloads" / digest
+    victim.write_bytes(victim.read_bytes()[:50])
+    seen = pulse("verify", "store", "--json").json
+    assert (seen["anchor"], seen["patches"]) == (1, 2)

@@ -163,3 +163,35 @@ def test_a_patch_written_over_its_own_old_checkpoint_is_whole(pulse, checkpoints
     pulse("diff", old, new, "-o", "step.pulse")
     assert pulse("apply", "step.pulse", old, "-o", old).code == 0
     assert Path(old).read_bytes() == Path(new).read_bytes()
+
+
+def test_diff_never_writes_over_a_checkpoint(pulse, checkpoints):
+    before = Path(checkpoints[0]).read_bytes()
+    refused = pulse("diff", *checkpoints[:2], "-o", checkpoints[0])
+    assert refused.code == 1
+    assert "is not a patch; it is not overwritten" in refused.err
+    assert Path(checkpoints[0]).read_bytes() == before
+
+
+def test_arguments_in_the_wrong_order_are_recognised(pulse, checkpoints):
+    pulse("diff", *checkpoints[:2], "-o", "step.pulse")
+    refused = pulse("apply", checkpoints[0], "step.pulse", "-o", "made.safetensors")
+    assert refused.code == 1
+    assert "pulse apply PATCH OLD -o NEW" in refused.err
+
+
+def test_errors_in_a_patch_name_its_file(pulse, checkpoints, tmp_path):
+    (tmp_path / "torn.pulse").write_bytes(b"\x89PULSE\r\n")
+    assert "torn.pulse" in pulse("inspect", "torn.pulse").err
+    assert "torn.pulse" in pulse("apply", "torn.pulse", checkpoints[0], "-o", "made.safetensors").err
+
+
+def test_an_output_device_that_is_full_is_one_clear_line(checkpoints):
+    import subprocess
+
+    from tests.cli.samples import PULSE
+
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run([PULSE, "diff", *checkpoints[:2]], stdout=full, stderr=subprocess.PIPE, text=True, check=False, timeout=60)
+    assert done.returncode == 1
+    assert done.stderr == "pulse: output: No space left on device\n"

@@ -81,3 +81,14 @@ def test_a_store_that_is_away_for_a_while_neither_stops_training_nor_loses_a_cha
 def test_a_store_that_stays_away_stops_training_with_its_own_error(tmp_path):
     with pytest.raises(StoreUnavailable, match="away"):
         trainer(tmp_path, PublishCallback(Away(range(9, 1000)), patience=2), 6).train()
+
+
+def test_what_is_pulled_loads_without_anything_else(tmp_path):
+    from pulse.follow import pull
+
+    store = MemoryStore()
+    run = trainer(tmp_path, PublishCallback(store), 2)
+    run.train()
+    pull(store, None, tmp_path / "pulled")
+    loaded = LlamaForCausalLM.from_pretrained(tmp_path / "pulled", dtype=torch.bfloat16)
+    assert all(torch.equal(tensor, run.model.state_dict()[name].to(torch.bfloat16)) for name, tensor in loaded.state_dict().items())

@@ -99,7 +99,7 @@ def test_a_kernel_without_a_source_file_to_cache_beside_is_compiled_all_the_same
 def test_kernels_run_where_neither_the_package_nor_the_home_can_hold_a_cache(tmp_path):
     package = tmp_path / "pulse"
     package.mkdir()
-    for name in ("__init__", "errors", "bits", "digest", "kernels", "mixer"):
+    for name in ("__init__", "errors", "bits", "arrays", "digest", "kernels", "mixer"):
         (package / f"{name}.py").write_bytes((PACKAGE / f"{name}.py").read_bytes())
     (package / "__pycache__").write_text("a file where numba wants a folder: not even root can write a cache here")
     code = (

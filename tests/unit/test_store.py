@@ -108,7 +108,7 @@ def test_an_object_where_a_folder_should_be_is_said_to_be_in_the_way(tmp_path: P
     store = LocalStore(tmp_path)
     store.put("a", b"1")
     for if_absent in (False, True):
-        with pytest.raises(StoreUnavailable, match="a/b: Not a directory"):
+        with pytest.raises(StoreUnsuitable, match="a/b: Not a directory"):
             store.put("a/b", b"2", if_absent=if_absent)
 
 
@@ -190,14 +190,14 @@ def test_a_limit_on_file_sizes_leaves_the_chain_as_it_was(tmp_path: Path) -> Non
         weights = MemoryWeights({"w": np.zeros(300_000, np.float32)})
         publisher = Publisher(open_store(sys.argv[1]), weights)
         publisher.publish()
-        before = publisher._store.list()
+        before = publisher._versions.store.list()
         resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, resource.RLIM_INFINITY))
         weights.tensors["w"].flat[:] = np.random.default_rng(0).integers(0, 2**32, 300_000, np.uint32)
         try:
             publisher.publish()
         except StoreUnavailable as error:
             print(error)
-        assert publisher._store.list() == before
+        assert publisher._versions.store.list() == before
         resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
         print(publisher.publish().version)
     """)
@@ -207,9 +207,9 @@ def test_a_limit_on_file_sizes_leaves_the_chain_as_it_was(tmp_path: Path) -> Non
     assert not list(tmp_path.rglob(".tmp-*"))
 
 
-def test_a_folder_that_cannot_be_written_is_unavailable_and_named(tmp_path: Path) -> None:
+def test_a_folder_that_can_never_be_written_is_unsuitable_and_named(tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(b"")
-    with pytest.raises(StoreUnavailable, match="Not a directory"):
+    with pytest.raises(StoreUnsuitable, match="Not a directory"):
         LocalStore(tmp_path / "file" / "store").put("a", b"1")
 
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
+import os
 import sys
 from typing import Annotated
 
@@ -38,7 +41,15 @@ def options(
 
 def main() -> None:
     """Run the command line."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")  # a terminal that cannot show a sign must not end the command
     try:
         app()
+        sys.stdout.flush()
     except KeyboardInterrupt:
         sys.exit(130)
+    except OSError as error:  # what is written to, and cannot be: a full disk behind stdout, a closed pipe, a folder without permission
+        with contextlib.suppress(OSError):
+            sys.stderr.write(f"pulse: {error.filename or 'output'}: {error.strerror}\n")
+        os._exit(1)  # a second flush at exit would only fail again

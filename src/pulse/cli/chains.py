@@ -5,21 +5,22 @@ from __future__ import annotations
 import signal
 import threading
 import time
-from dataclasses import asdict
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from pulse.cli.console import Json, emit, factor, percent, progress, reported, size, table
+from pulse.cli.console import Json, emit, factor, percent, progress, reported, size, table, warn
 from pulse.cli.patches import EncodingName
+from pulse.errors import DigestMismatch, FileError, NotFound, StoreError, StoreUnavailable, StoreUnsuitable
 
 if TYPE_CHECKING:
-    from pulse.follow import Followed
+    from pulse.follow import DirectoryFollower, Followed
     from pulse.manifest import Manifest
 
 Store = Annotated[
-    str, typer.Argument(help="A folder, file://, memory://, s3://, gs://, az://, or https:// (read only).", show_default=False)
+    str, typer.Argument(metavar="STORE", help="A folder, file://, s3://, gs://, az://, or https:// (read only).", show_default=False)
 ]
 StoreVersion = Annotated[
     str, typer.Argument(metavar="STORE[@VERSION]", help="VERSION: a number, step:N, or newest (the default).", show_default=False)
@@ -34,7 +35,8 @@ def publish(
     ],
     step: Annotated[int | None, typer.Option(min=0, help="The trainer's step, recorded beside the version.")] = None,
     files: Annotated[
-        list[Path] | None, typer.Option("--files", help="Files or directories to put beside anchors (default: CHECKPOINT's own).")
+        list[Path] | None,
+        typer.Option("--files", help="A file or directory to put beside anchors; repeatable (default: CHECKPOINT's)."),
     ] = None,
     anchor_every: Annotated[int, typer.Option(min=1, help="Add an anchor after this many patches.")] = 50,
     encoding: Annotated[EncodingName, typer.Option(help="How the patch is written.")] = EncodingName.portable,
@@ -42,13 +44,14 @@ def publish(
     as_json: Json = False,
 ) -> None:
     """Publish a checkpoint as the next version: a patch to the newest one, or an anchor if there is none."""
-    from pulse.cli.sources import read_weights
+    from pulse.cli.sources import named_store, read_weights
     from pulse.publisher import Publisher
-    from pulse.store import open_store
     from pulse.versions import Versions
     from pulse.weights import MemoryWeights
 
-    target = open_store(store)
+    target = named_store(store)
+    if target.url.startswith("memory://"):
+        raise StoreUnsuitable(f"{store}: a store in memory ends with this command; use a folder or a URL")
     beside: list[Path] = files or ([Path(checkpoint_path)] if Path(checkpoint_path).is_dir() else [])
     options: dict[str, Any] = {"anchor_every": anchor_every, "files": beside, "encoding": encoding.value, "single_writer": single_writer}
     with progress("publishing", as_json=as_json) as report:
@@ -56,8 +59,12 @@ def publish(
         versions = Versions(target)
         newest = versions.newest()
         baseline = None if newest is None else versions.restore(newest, report)
-        with Publisher(target, MemoryWeights(tensors), baseline=baseline, **options) as publisher:
-            receipt = publisher.publish(step)
+        publisher = Publisher(target, MemoryWeights(tensors), baseline=baseline, **options)
+        receipt = publisher.publish(step)
+        try:
+            publisher.close()
+        except StoreError as error:
+            warn(f"version {receipt.version} is committed, but its anchor could not be added (the next publish tries again): {error}")
     lines = [
         f"version {receipt.version} of {target.url}: {receipt.kind}, {size(receipt.nbytes)}"
         + (f" ({receipt.reason})" if receipt.reason else f", {factor(receipt.full_nbytes, receipt.nbytes)} smaller than the whole"),
@@ -65,7 +72,22 @@ def publish(
         + ("stored" if receipt.kind == "anchor" else f"changed ({percent(receipt.changed, receipt.units)})"),
         f"  state digest {receipt.state_digest}",
     ]
-    emit({**asdict(receipt), "store": target.url, "ratio": receipt.ratio}, lines, as_json=as_json)
+    result = {
+        "store": target.url,
+        "version": receipt.version,
+        "kind": receipt.kind,
+        "reason": receipt.reason,
+        "step": receipt.step,
+        "changed": receipt.changed,
+        "weights": receipt.units,
+        "bytes": receipt.nbytes,
+        "full_bytes": receipt.full_nbytes,
+        "ratio": receipt.ratio,
+        "newest_anchor": receipt.newest_anchor,
+        "state_digest": receipt.state_digest,
+        "seconds": dict(receipt.seconds),
+    }
+    emit(result, lines, as_json=as_json)
 
 
 @reported
@@ -102,7 +124,7 @@ def log(
         for manifest in shown
     ]
     lines = [
-        f"{versions.store.url}: run {newest.run}, {newest.version + 1} versions, newest anchor {newest.newest_anchor}",
+        f"{versions.store.url}: run {newest.run}, versions 0 to {newest.version}, newest anchor {newest.newest_anchor}",
         *table(("version", "kind", "step", "published", "changed", "size", "smaller", "B/change", "state digest"), rows),
     ]
     emit({"store": versions.store.url, "run": newest.run, "versions": result}, lines, as_json=as_json)
@@ -158,9 +180,8 @@ def verify(source: StoreVersion, as_json: Json = False) -> None:
     versions = Versions(store)
     for number in range(version, -1, -1):  # each manifest that is read must be the one that the next names
         versions.manifest(number)
-    way = versions.plan(version)
     with progress("verifying", as_json=as_json) as report:
-        tensors = versions.restore_by(way, report)
+        tensors, way = versions.restore_and_plan(version, report)
     start = way.start.version if way.start is not None else 0
     manifest = versions.manifest(version)
     result = {
@@ -189,28 +210,51 @@ def follow(
     timeout: Annotated[float | None, typer.Option(min=0, help="Stop after this many seconds without a new version.")] = None,
     as_json: Json = False,
 ) -> None:
-    """Keep a directory at the newest version, until interrupted. DIR/current always leads to a whole, verified version."""
-    from pulse.cli.sources import existing_store
-    from pulse.follow import DirectoryFollower
+    """Keep a directory at the newest version, until interrupted. DIR/current always leads to a whole, verified version.
 
+    DIR/versions keeps that version and the one before: open files through DIR/current. A store that does not answer, or whose newest
+    objects are damaged, is asked again, with a warning; with --once or after --timeout that is an error.
+    """
+    from pulse.cli.sources import named_store
+    from pulse.follow import DirectoryFollower
+    from pulse.store import LocalStore
+
+    target = named_store(store)
+    if isinstance(target, LocalStore) and target.root == directory.absolute():
+        raise FileError(f"{directory}: the store itself; follow into another directory")
     stopping = threading.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: stopping.set())
-    with progress("fetching", as_json=as_json) as report:
-        follower = DirectoryFollower(existing_store(store), directory, progress=report)
-        with follower:
-            quiet = time.monotonic()
-            while not stopping.is_set():
-                followed = follower.advance(0 if once else 1, stopped=stopping.is_set)
-                if followed is not None:
-                    quiet = time.monotonic()
-                    _say(followed, follower.current, as_json=as_json)
-                elif once or (timeout is not None and time.monotonic() - quiet >= timeout):
-                    break
+    patience = 0.0 if once else timeout
+    with progress("fetching", as_json=as_json) as report, DirectoryFollower(target, directory, progress=report) as follower:
+        for followed in _followed(follower, stopping, patience):
+            _say(followed, follower.current, as_json=as_json)
         version = follower.version
-    if once or timeout is not None:
+    if patience is not None:
         result = {"current": str(follower.current), "version": version}
-        emit(result, [f"{follower.current}: " + ("nothing is published yet" if version is None else f"version {version}")], as_json=as_json)
+        line = f"{follower.current}: " + ("nothing is published yet" if version is None else f"version {version}")
+        emit(result, [line], as_json=as_json, stream=True)
+
+
+def _followed(follower: DirectoryFollower, stopping: threading.Event, patience: float | None) -> Iterator[Followed]:
+    """Each step of following, until told to stop or nothing has come for `patience` seconds; a store that fails is asked again."""
+    quiet, pause = time.monotonic(), 0.5
+    while not stopping.is_set():
+        try:
+            followed = follower.advance(0 if patience == 0 else 1, stopped=stopping.is_set)
+            pause = 0.5
+        except (StoreUnavailable, NotFound, DigestMismatch) as error:
+            if patience is not None and time.monotonic() - quiet >= patience:
+                raise
+            warn(f"{error}; asking again in {pause:.1f} s")
+            stopping.wait(pause)
+            pause = min(2 * pause, 30.0)
+            continue
+        if followed is not None:
+            quiet = time.monotonic()
+            yield followed
+        elif patience is not None and time.monotonic() - quiet >= patience:
+            return
 
 
 def _say(followed: Followed, current: Path, *, as_json: bool) -> None:
@@ -232,4 +276,4 @@ def _say(followed: Followed, current: Path, *, as_json: bool) -> None:
         "state_digest": manifest.state_digest,
         "reason": followed.reason,
     }
-    emit(result, [line], as_json=as_json)
+    emit(result, [line], as_json=as_json, stream=True)

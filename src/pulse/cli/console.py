@@ -11,15 +11,15 @@ from typing import Annotated, Any
 
 import typer
 
-from pulse.errors import PulseError
+from pulse.errors import FormatError, PulseError
 
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")]
 
 
-def emit(result: Mapping[str, Any], lines: Sequence[str], *, as_json: bool) -> None:
-    """Print a result: as JSON, or as these lines."""
+def emit(result: Mapping[str, Any], lines: Sequence[str], *, as_json: bool, stream: bool = False) -> None:
+    """Print a result: as JSON (on one line if it is one of a stream of results), or as these lines."""
     if as_json:
-        print(json.dumps(result, indent=2))
+        print(json.dumps(result, indent=None if stream else 2), flush=stream)
     else:
         print("\n".join(lines))
 
@@ -39,6 +39,20 @@ def reported(command: Callable[..., None]) -> Callable[..., None]:
             raise typer.Exit(1) from error
 
     return run
+
+
+@contextlib.contextmanager
+def about(path: object) -> Iterator[None]:
+    """Errors in the bytes of a file, with the file's name in front."""
+    try:
+        yield
+    except FormatError as error:
+        raise type(error)(f"{path}: {error}") from error
+
+
+def warn(message: str) -> None:
+    """Tell a person something that changes no result."""
+    print(f"pulse: {message}", file=sys.stderr, flush=True)
 
 
 @contextlib.contextmanager

@@ -8,9 +8,13 @@ from typing import Annotated, Any
 
 import typer
 
-from pulse.cli.console import Json, emit, factor, percent, progress, reported, size, table
+from pulse.cli.console import Json, about, emit, factor, percent, progress, reported, size, table
+from pulse.errors import FileError, FormatError
 
-Source = Annotated[str, typer.Argument(help="A .safetensors file, a Hugging Face directory, or STORE@VERSION.", show_default=False)]
+_WEIGHTS = "A .safetensors file, a Hugging Face directory, or STORE@VERSION."
+Old = Annotated[str, typer.Argument(metavar="OLD", help=_WEIGHTS, show_default=False)]
+New = Annotated[str, typer.Argument(metavar="NEW", help=_WEIGHTS, show_default=False)]
+PatchFile = Annotated[Path, typer.Argument(metavar="PATCH", help="A patch that pulse diff wrote.", show_default=False)]
 
 
 class EncodingName(StrEnum):
@@ -22,8 +26,8 @@ class EncodingName(StrEnum):
 
 @reported
 def diff(
-    old: Source,
-    new: Source,
+    old: Old,
+    new: New,
     output: Annotated[Path | None, typer.Option("--output", "-o", help="Write the patch here; without it, only say what differs.")] = None,
     encoding: Annotated[
         EncodingName, typer.Option(help="portable: smaller, steps from the old bits. absolute: the new bits.")
@@ -35,6 +39,8 @@ def diff(
     from pulse import patch as patches
     from pulse.cli.sources import read_weights
 
+    if output is not None and output.exists() and not _is_patch(output):
+        raise FileError(f"{output} exists and is not a patch; it is not overwritten")
     with progress("comparing", as_json=as_json) as report:
         before, after = read_weights(old, report), read_weights(new, report)
         patch = patches.diff(before, after)
@@ -43,6 +49,7 @@ def diff(
         files.write_file(output, blob)
     units = sum(bits.flat.size for bits in after.values())
     full = sum(bits.spec.nbytes for bits in after.values())
+    touched = len(patch.names & set(after))
     result = {
         "output": None if output is None else str(output),
         "encoding": encoding.value,
@@ -52,7 +59,7 @@ def diff(
         "changed": patch.changed,
         "weights": units,
         "tensors": len(after),
-        "tensors_touched": len(patch.names),
+        "tensors_touched": touched,
         "whole": sorted(patch.whole),
         "added": sorted(set(after) - set(before)),
         "removed": list(patch.removed),
@@ -62,12 +69,22 @@ def diff(
     each = f", {len(blob) / patch.changed:.3g} B per change" if patch.changed else ""
     lines = [
         f"{output or 'not written (-o)'}: {size(len(blob))}, {encoding.value}, {factor(full, len(blob))} smaller than NEW{each}",
-        f"  {patch.changed:,} of {units:,} weights changed ({percent(patch.changed, units)}) in {len(patch.names)} of {len(after)} tensors"
+        f"  {patch.changed:,} of {units:,} weights changed ({percent(patch.changed, units)}) in {touched} of {len(after)} tensors"
         + _extras(result),
         f"  base   {patch.base}   (state digest of OLD)",
         f"  result {patch.result}   (state digest of NEW)",
     ]
     emit(result, lines, as_json=as_json)
+
+
+def _is_patch(path: Path) -> bool:
+    """Whether a file starts as patches do."""
+    from pulse.codec.container import MAGIC
+
+    if not path.is_file():
+        return False
+    with path.open("rb") as file:
+        return file.read(len(MAGIC)) == MAGIC
 
 
 def _extras(result: dict[str, Any]) -> str:
@@ -77,8 +94,8 @@ def _extras(result: dict[str, Any]) -> str:
 
 @reported
 def apply(
-    patch: Annotated[Path, typer.Argument(help="A patch that pulse diff wrote.", show_default=False)],
-    old: Source,
+    patch: PatchFile,
+    old: Old,
     output: Annotated[Path, typer.Option("--output", "-o", help="Where to write the result: NAME.safetensors, or a new directory.")],
     as_json: Json = False,
 ) -> None:
@@ -87,10 +104,13 @@ def apply(
     from pulse import patch as patches
     from pulse.cli.sources import read_weights
 
+    if not _is_patch(patch) and Path(old).is_file() and _is_patch(Path(old)):
+        raise FormatError(f"{patch} is not a patch, but {old} is: pulse apply PATCH OLD -o NEW")
     blob = files.read_file(patch)
     with progress("applying", as_json=as_json) as report:
         before = read_weights(old, report)
-        decoded = codec.decode(blob)
+        with about(patch):
+            decoded = codec.decode(blob, max_bytes=64 * sum(bits.spec.nbytes for bits in before.values()) + (1 << 30))
         after = patches.apply(decoded, before)
         if output.suffix == ".safetensors":
             checkpoint.write(output, after)
@@ -104,7 +124,7 @@ def apply(
 
 @reported
 def inspect(
-    patch: Annotated[Path, typer.Argument(help="A patch that pulse diff wrote.", show_default=False)],
+    patch: PatchFile,
     every: Annotated[bool, typer.Option("--all", help="List every tensor, not only the 15 with the most changes.")] = False,
     as_json: Json = False,
 ) -> None:
@@ -112,7 +132,8 @@ def inspect(
     from pulse import codec, files
 
     blob = files.read_file(patch)
-    header = codec.inspect(blob)
+    with about(patch):
+        header = codec.inspect(blob)
     rows = [(part.name, str(part.spec), count, part.units) for part, count in header.parts]
     rows += [(name, str(spec), spec.units, spec.units) for name, spec in header.whole]
     rows.sort(key=lambda row: (-row[2], row[0]))

@@ -40,11 +40,19 @@ def store_version(source: str) -> tuple[ObjectStore, int]:
     return store, int(wanted)
 
 
+def named_store(url: str) -> ObjectStore:
+    """The store at `url`, which names no version; `FileError` if it looks as if it did."""
+    if split_version(url)[1] is not None:
+        raise FileError(f"{url}: a store is wanted here, without @VERSION")
+    return open_store(url)
+
+
 def existing_store(url: str) -> ObjectStore:
     """The store at `url`; a folder that is not there holds nothing, and is more likely a typing mistake."""
-    store = open_store(url)
+    store = named_store(url)
     if store.url.startswith("file://") and "://" not in url and not Path(url).is_dir():
-        raise FileError(f"{url}: no such folder, so no store")
+        hint = "; VERSION is a number, step:N, or newest" if "@" in url else ""
+        raise FileError(f"{url}: no such folder, so no store{hint}")
     return store
 
 

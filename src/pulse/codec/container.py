@@ -50,7 +50,7 @@ def read_header(data: bytes | memoryview) -> tuple[dict[str, Any], int]:
     if magic != MAGIC:
         raise FormatError(f"not a patch: it starts with {bytes(magic)!r}, not {MAGIC!r}")
     if version != VERSION or flags != 0:
-        raise UnsupportedFormat(f"patch format version {version}, flags {flags:#x}; this reader knows version {VERSION} without flags")
+        raise UnsupportedFormat(f"patch format version {version}, flags {flags:#x}; this reader knows version {VERSION}, no flags: upgrade")
     end = _PREFIX.size + stored
     if end > len(data):
         raise FormatError(f"the patch header claims {stored} bytes, but only {len(data) - _PREFIX.size} follow: truncated or altered")

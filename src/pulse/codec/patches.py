@@ -25,6 +25,8 @@ _VALUES: Mapping[str, Literal["steps", "bits"]] = {"portable": "steps", "absolut
 
 def encode(patch: Patch, base: Mapping[str, Any] | None = None, *, encoding: Encoding = "portable", block: int = BLOCK) -> bytes:
     """The bytes of `patch`. `base` (name -> tensor) is needed only where the values must be converted: bits to steps or back."""
+    if not isinstance(patch, Patch):
+        raise TypeError(f"a Patch is wanted, not {type(patch).__name__}")
     if encoding not in ENCODINGS:
         raise ValueError(f"encoding {encoding!r}; known are {', '.join(ENCODINGS)}")
     if not 1 <= block <= MAX_BLOCK:

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import os
+import shutil
+import tempfile
 import time
+import weakref
 from collections.abc import Iterable, Mapping
 from concurrent.futures import Future
 from typing import Any
@@ -22,6 +25,7 @@ class PublishCallback(TrainerCallback):  # type: ignore[misc]  # the base has no
 
     >>> GRPOTrainer(..., callbacks=[PublishCallback("s3://bucket/run-7")])        # doctest: +SKIP
 
+    Beside the weights go the model's config and the tokenizer, unless `files` says otherwise, so that what `pulse pull` writes loads.
     The training loop pays only for comparing the weights with what was published last; encoding and upload go on in the background.
     What it paid is logged beside the loss: `pulse/step_seconds` (comparing), `pulse/wait_seconds` (for a publish that was still under
     way), and of the newest committed version `pulse/version`, `pulse/bytes`, `pulse/density`. `receipts` has them all.
@@ -53,9 +57,11 @@ class PublishCallback(TrainerCallback):  # type: ignore[misc]  # the base has no
         self._metrics: dict[str, float] = {}
         self.receipts: list[Receipt] = []
 
-    def on_train_begin(self, args: Any, state: Any, control: Any, model: Any = None, **_: Any) -> None:  # noqa: ARG002
+    def on_train_begin(self, args: Any, state: Any, control: Any, model: Any = None, processing_class: Any = None, **_: Any) -> None:  # noqa: ARG002
         """Publish the weights that training starts from; after a resume, those that were restored."""
         if state.is_world_process_zero:
+            if not self._options["files"]:
+                self._options["files"] = [self._described(model, processing_class)]
             self._publisher = Publisher(self._store, ModuleWeights(model, view=self._view), **self._options)
             self._publish(state.global_step)
             self._settle()
@@ -81,6 +87,16 @@ class PublishCallback(TrainerCallback):  # type: ignore[misc]  # the base has no
         self._settle(final=True)
         self._publisher.close()
         self._publisher = None
+
+    def _described(self, model: Any, processing_class: Any) -> str:
+        """A directory with what a receiver needs beside the weights to load them: config, generation config, tokenizer."""
+        folder = tempfile.mkdtemp(prefix="pulse-")
+        weakref.finalize(self, shutil.rmtree, folder, ignore_errors=True)
+        parts: list[Any] = [getattr(model, "config", None), getattr(model, "generation_config", None), processing_class]
+        for part in parts:
+            if hasattr(part, "save_pretrained"):
+                part.save_pretrained(folder)
+        return folder
 
     def _publish(self, step: int) -> None:
         started = time.perf_counter()

@@ -16,11 +16,13 @@ _REMOTE = ("s3", "s3a", "gs", "az", "azure", "adl", "abfs", "abfss", "http", "ht
 _memory: dict[str, MemoryStore] = {}  # memory://NAME is one store for the whole process, or it could not be shared
 
 
-def open_store(url: str | os.PathLike[str]) -> ObjectStore:
+def open_store(url: ObjectStore | str | os.PathLike[str]) -> ObjectStore:
     """The store at `url`: a path, `file:///…`, `memory://NAME`, `s3://…`, `gs://…`, `az://…`, or `https://…` (read only).
 
-    Nothing is created or contacted yet. Raises `StoreUnsuitable` for an address that is none of these.
+    A store is returned as it is. Nothing is created or contacted yet. Raises `StoreUnsuitable` for an address that is none of these.
     """
+    if isinstance(url, ObjectStore):
+        return url
     text = os.fspath(url)
     scheme = urlsplit(text).scheme if "://" in text else ""
     if not text:

@@ -20,6 +20,7 @@ from pulse.store.base import check_key
 
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _NO_LINKS = (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK)
+_FOR_GOOD = (errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOTDIR, errno.EISDIR)
 _NO_FILE = (FileNotFoundError, NotADirectoryError, IsADirectoryError)
 
 
@@ -101,6 +102,8 @@ class LocalStore:
         try:
             yield
         except OSError as error:
+            if error.errno in _FOR_GOOD:
+                raise StoreUnsuitable(f"{self.url}: {key}: {error.strerror}; use another folder, or mend its permissions") from error
             advice = "make room there and retry" if error.errno in _FULL else "retry when that is mended"
             raise StoreUnavailable(f"{self.url}: {key}: {error.strerror or error}; {advice}") from error
 

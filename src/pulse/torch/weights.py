@@ -32,6 +32,11 @@ class ModuleWeights:
     """
 
     def __init__(self, module: torch.nn.Module, *, view: torch.dtype | Mapping[str, torch.dtype] | None = None) -> None:
+        if not isinstance(module, torch.nn.Module):
+            raise TypeError(f"a torch module is wanted, not {type(module).__name__}; for a mapping of tensors there is pulse.MemoryWeights")
+        for dtype in view.values() if isinstance(view, Mapping) else [view]:
+            if dtype is not None and not isinstance(dtype, torch.dtype):
+                raise TypeError(f"view: a torch dtype is wanted, such as torch.bfloat16, not {dtype!r}")
         self._module = _unwrapped(module)
         self._view = view
         self._casts: dict[str, torch.dtype] = {}
@@ -67,7 +72,7 @@ class ModuleWeights:
 
     def gather(self, name: str, positions: Positions) -> NDArray[Any]:
         """See `Weights.gather`."""
-        self._must_be_uncast(name)
+        self._must_be_writable(name)
         live = signed_view(self._tensors[name])
         found = _flat(live)[self._index(live, positions)] if live.is_contiguous() else live[self._coordinates(live, positions)]
         units: NDArray[Any] = found.cpu().numpy()
@@ -76,7 +81,7 @@ class ModuleWeights:
     @torch.no_grad()
     def scatter(self, name: str, positions: Positions, values: NDArray[Any]) -> None:
         """See `Weights.scatter`."""
-        self._must_be_uncast(name)
+        self._must_be_writable(name)
         live = signed_view(self._tensors[name])
         numbers = host_integers(values, values.dtype.itemsize).to(live.device)
         if live.is_contiguous():
@@ -87,7 +92,7 @@ class ModuleWeights:
     @torch.no_grad()
     def assign(self, name: str, bits: TensorBits) -> None:
         """See `Weights.assign`."""
-        self._must_be_uncast(name)
+        self._must_be_writable(name)
         live = signed_view(self._tensors[name])
         live.copy_(host_integers(bits.flat, bits.flat.dtype.itemsize).reshape(live.shape))
 
@@ -96,8 +101,11 @@ class ModuleWeights:
         self._tensors, self.aliases = _distinct(_named(self._module))
         self._casts = {name: _cast_of(name, tensor, self._view) for name, tensor in self._tensors.items()}
 
-    def _must_be_uncast(self, name: str) -> None:
-        held = self._tensors[name].dtype
+    def _must_be_writable(self, name: str) -> None:
+        tensor = self._tensors[name]
+        if any(stride == 0 and size > 1 for stride, size in zip(tensor.stride(), tensor.shape, strict=True)):
+            raise WeightsMismatch(f"{name}: an expanded tensor, whose elements share memory, cannot be received into: clone it first")
+        held = tensor.dtype
         if held != self._casts[name]:
             raise WeightsMismatch(
                 f"{name}: held as {held} and viewed as {self._casts[name]}: a view is read, never written; receive without view="
