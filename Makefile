@@ -47,7 +47,7 @@ lint: venv
 	$(BIN)/ruff format --check --quiet src tests examples demo
 	$(BIN)/ruff check --quiet src tests examples demo
 	$(BIN)/mypy
-	$(BIN)/lint-imports --no-cache | tail -n 6
+	$(BIN)/lint-imports --no-cache --no-logo
 
 .PHONY: format
 format: venv

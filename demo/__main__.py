@@ -44,7 +44,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--steps", type=_positive, help="optimizer steps (default: 20; with --exact 4)")
     parser.add_argument("--workers", type=_positive, default=2, help="inference workers (default: %(default)s)")
     parser.add_argument("--store", help="where versions travel: a folder or a URL (default: a folder in the run's folder)")
-    parser.add_argument("--seed", type=int, default=0, help="everything follows from it (default: %(default)s)")
+    parser.add_argument("--seed", type=_seed, default=0, help="everything follows from it (default: %(default)s)")
     parser.add_argument("--run", type=Path, help="folder for the run's records (default: runs/demo; with --exact runs/exact)")
     parser.add_argument(
         "--prompts",
@@ -71,6 +71,12 @@ def _parser() -> argparse.ArgumentParser:
 def _interrupt(_number: int, _frame: FrameType | None) -> None:
     """Treat a request to end as ^C, so that everything started is ended."""
     raise KeyboardInterrupt
+
+
+def _seed(text: str) -> int:
+    if not 0 <= (value := int(text)) < 1 << 32:
+        raise argparse.ArgumentTypeError("must be from 0 to 4294967295")
+    return value
 
 
 def _positive(text: str) -> int:

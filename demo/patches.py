@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
+import shutil
+import tempfile
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import torch
 
 import pulse
 from demo.settings import Settings
 from demo.sync import Received, Sent, SyncError
+from pulse.follow import pull_files
 from pulse.torch import ModuleWeights
 
 
@@ -54,6 +59,15 @@ class PatchSender:
         """Wait for what runs in the background."""
         with _explained():
             self._publisher.close()
+
+
+def pull_config(settings: Settings) -> Path:
+    """The files beside the newest version's weights, in a directory of this process's own."""
+    folder = Path(tempfile.mkdtemp(prefix="pulse-worker-"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    with _explained():
+        pull_files(pulse.open_store(settings.store), folder)
+    return folder
 
 
 class PatchReceiver:

@@ -13,7 +13,7 @@ from demo.events import Event, EventLog
 from demo.processes import Process, start
 from demo.settings import Settings
 
-_MARK = "settings.json"
+_MARK = ".pulse-demo"  # in every folder that a run of this demo has filled, and nowhere else
 _START_SECONDS = 120.0
 _END_SECONDS = 60.0
 
@@ -32,6 +32,7 @@ def fresh_folder(path: Path) -> Path:
             raise RunError(f"{path} holds something that is no run of this demo: choose another with --run")
         shutil.rmtree(path)
     path.mkdir(parents=True, exist_ok=True)
+    (path / _MARK).touch()
     return path
 
 

@@ -12,6 +12,7 @@ from typing import Protocol
 
 import torch
 from safetensors.torch import load_file, save_file
+from transformers import PreTrainedModel
 
 from demo.hashing import named_weights, view_sha256
 from demo.settings import Settings
@@ -90,6 +91,15 @@ def open_receiver(settings: Settings, model: torch.nn.Module) -> Receiver:
     return PatchReceiver(settings, model)
 
 
+def architecture(settings: Settings) -> Path:
+    """A directory with the model's config, out of the store: all that a worker needs to build the model without weights."""
+    if settings.sync == "checkpoint":
+        return Path(settings.store)
+    from demo.patches import pull_config
+
+    return pull_config(settings)
+
+
 def catch_up(receiver: Receiver, at_least: int, timeout: float) -> list[Received]:
     """Follow until `at_least` is held."""
     deadline = time.monotonic() + timeout
@@ -110,6 +120,8 @@ class CheckpointSender:
 
     def __init__(self, folder: Path, model: torch.nn.Module) -> None:
         folder.mkdir(parents=True, exist_ok=True)
+        if isinstance(model, PreTrainedModel):
+            model.config.save_pretrained(folder)
         self._folder = folder
         self._model = model
         self._version = max(_versions(folder), default=0)

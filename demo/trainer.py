@@ -28,6 +28,7 @@ from demo.sync import Sender, SyncError, open_sender
 from demo.task import Problem, end_tokens, problems, prompt_tokens, reward
 
 _REPLY_SECONDS = 150.0
+_SEEDS = 1 << 43  # a worker multiplies them by about a million, and generators take 63 bits
 
 
 class Run:
@@ -135,7 +136,7 @@ class Run:
             id=self._request,
             prompt=self._prompt(question),
             samples=self._settings.samples_per_prompt,
-            seed=(self._settings.seed * 100_000 + self._step) * 1000 + index + (500 if split == "held-out" else 0),
+            seed=((self._settings.seed * 100_000 + self._step) * 1000 + index + (500 if split == "held-out" else 0)) % _SEEDS,
             max_tokens=self._settings.max_tokens,
             temperature=self._settings.temperature,
             end_tokens=self._end_tokens,
@@ -183,8 +184,8 @@ def train(settings: Settings, log: EventLog) -> None:
         callbacks=[PublishEveryStep(run.publish)],
     )
     run.grpo = grpo
+    run.publish(0, time.time())  # first: whoever comes finds this run in the store, and not one that was there before
     log.write("listening", address=run.server.address, pid=os.getpid())
-    run.publish(0, time.time())
     run.evaluate()
     grpo.train()
     run.evaluate()

@@ -1,6 +1,7 @@
-"""An inference worker. It shares nothing with the trainer but the store and a socket.
+"""An inference worker. It is started with its settings, and shares nothing with the trainer but the store and a socket.
 
-Its weights start as NaN: every one that it ever computes with has come out of the store. ``python -m demo.worker SETTINGS NAME
+Its weights start as NaN: every one that it ever computes with has come out of the store, and so has the model's config. What it writes into
+the run's folder, events and a log, is for the report. ``python -m demo.worker SETTINGS NAME
 ADDRESS``; the run's token comes in the environment variable ``DEMO_TOKEN``.
 """
 
@@ -21,7 +22,7 @@ from demo.pinned import pin
 from demo.processes import die_with_parent, peak_memory
 from demo.sampling import Sampling, sample
 from demo.settings import Settings
-from demo.sync import Receiver, SyncError, catch_up, open_receiver
+from demo.sync import Receiver, SyncError, architecture, catch_up, open_receiver
 from demo.wire import Connection, Malformed, WireError
 
 _POLL_SECONDS = 0.05
@@ -29,7 +30,7 @@ _IDLE_SECONDS = 1.0
 _SYNC_SECONDS = 120.0
 
 
-def empty_policy(model: str) -> PreTrainedModel:
+def empty_policy(model: str | Path) -> PreTrainedModel:
     """The model's architecture in BF16, every weight NaN."""
     policy = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(model), dtype=torch.bfloat16).eval()
     with torch.no_grad():
@@ -123,8 +124,8 @@ def main(arguments: list[str]) -> int:
     log = EventLog(settings.folder / "events" / f"{name}.jsonl", name)
     log.write("started", pid=os.getpid())
     pin(threads=1)
-    policy = empty_policy(settings.model)
     try:
+        policy = empty_policy(architecture(settings))
         worker = Worker(name, policy, open_receiver(settings, policy), log)
         worker.follow()
         with Connection.dial(address, timeout=10.0) as connection:

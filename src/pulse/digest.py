@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pulse import mixer
-from pulse.arrays import as_bits
+from pulse.arrays import as_bits, must_be_mapping
 from pulse.bits import Spec, TensorBits
 from pulse.errors import DigestMismatch
 
@@ -102,6 +102,7 @@ def state_digest(specs: Mapping[str, Spec], sums: Mapping[str, Sum]) -> str:
 
 def digest_of(tensors: Mapping[str, Any]) -> str:
     """The state digest of a whole set of weights (name -> `TensorBits`, numpy array or torch tensor): one pass over all bits."""
+    must_be_mapping(tensors)
     bits = {name: as_bits(tensor) for name, tensor in tensors.items()}
     return state_digest({name: tensor.spec for name, tensor in bits.items()}, tensor_sums(bits))
 

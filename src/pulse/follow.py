@@ -99,6 +99,22 @@ def pull(store: ObjectStore, version: int | None, target: str | os.PathLike[str]
     return manifest
 
 
+def pull_files(store: ObjectStore, target: str | os.PathLike[str], version: int | None = None) -> list[str]:
+    """Write only the files beside a version's weights (config, tokenizer) into a directory: what it takes to build the model empty.
+
+    Returns their names. Weights then come by a `Subscriber`.
+    """
+    versions = Versions(store)
+    way = versions.plan(resolve(versions, version).version)
+    found = _companions(versions, way)
+    for name, data in found:
+        path = Path(target) / name
+        with writing(path):
+            path.parent.mkdir(parents=True, exist_ok=True)
+        write_file(path, data)
+    return [name for name, _ in found]
+
+
 def resolve(versions: Versions, version: int | None) -> Manifest:
     """The manifest of a version, or of the newest one."""
     found = versions.newest() if version is None else version

@@ -14,13 +14,14 @@ from typing import Any, Literal, Self
 
 from pulse import checkpoint, codec
 from pulse.anchors import companions, described, put_anchor, weight_files
-from pulse.bits import Spec, TensorBits
+from pulse.bits import TensorBits
 from pulse.canonical import to_json
 from pulse.commit import Committer, Overtaken, new_nonce, now_ms
-from pulse.digest import flat_sum, state_digest, sum_at, tensor_sums
+from pulse.digest import state_digest, tensor_sums
 from pulse.errors import FormatError, NoPath, NotFound
 from pulse.manifest import File, LateAnchor, Manifest, Payload, TensorIndex
-from pulse.patch import Patch, TensorPatch, apply_bits, diff
+from pulse.patch import Patch, diff
+from pulse.snapshot import Snapshot, as_anchor, changes_since, everything, fits
 from pulse.store import ObjectStore, open_store
 from pulse.versions import Versions
 from pulse.weights import Weights, must_be_weights
@@ -55,18 +56,6 @@ class Receipt:
     def density(self) -> float:
         """Share of the units that changed."""
         return self.changed / self.units if self.units else 0.0
-
-
-@dataclass(frozen=True, slots=True)
-class _Snapshot:
-    """What is to be published, taken while the weights stood still: what changed since the baseline, or for an anchor everything."""
-
-    patch: Patch
-    kind: Literal["anchor", "patch"]
-    reason: str
-    index: TensorIndex
-    state_digest: str
-    seconds: float = 0.0
 
 
 class Publisher:
@@ -116,8 +105,10 @@ class Publisher:
         self._closed = False
         self._last: Future[Receipt] | None = None
         self._anchoring: Future[None] | None = None
+        self._copied = threading.Event()  # nothing reads the baseline for an anchor
+        self._copied.set()
         self._newest_anchor = 0
-        self._pending: dict[str, _Snapshot] = {}  # by nonce: attempts of which it is unknown whether they arrived
+        self._pending: dict[str, Snapshot] = {}  # by nonce: attempts of which it is unknown whether they arrived
         self._baseline: dict[str, TensorBits] | None = None  # None: it is not known here what the world last saw
         self._index = TensorIndex({}, {}, {})  # of the baseline
         self._stored_index = Payload(0, "")
@@ -194,38 +185,15 @@ class Publisher:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _snapshot(self) -> _Snapshot:
+    def _snapshot(self) -> Snapshot:
         """Compare with the baseline, or copy everything where a patch would not do."""
-        specs, aliases = self._weights.specs(), dict(self._weights.aliases)
         if self._baseline is None:
-            return self._everything(specs, aliases, self._reason)
-        if not self._indexed(specs, aliases):
-            return self._everything(specs, aliases, "names, shapes, dtypes or ties changed")
-        changes, whole = [], {}
-        sums = dict(self._index.sums)
-        for name in sorted(specs):
-            base = self._baseline[name]
-            found = self._weights.diff(name, base)
-            if isinstance(found, TensorPatch):
-                changes.append(found)
-                sums[name] += sum_at(found.located, found.values) - sum_at(found.located, base.flat[found.located])
-            elif found is not None:
-                whole[name] = found
-                sums[name] = flat_sum(found.flat)
-        digest = state_digest(specs, sums)
-        patch = Patch(tuple(changes), whole, base=state_digest(specs, self._index.sums), result=digest)
-        return _Snapshot(patch, "patch", "", replace(self._index, sums=sums), digest)
+            return everything(self._weights, self._reason)
+        if not fits(self._index, self._weights.specs(), self._weights.aliases):
+            return everything(self._weights, "names, shapes, dtypes or ties changed")
+        return changes_since(self._weights, self._baseline, self._index)
 
-    def _indexed(self, specs: Mapping[str, Spec], aliases: Mapping[str, str]) -> bool:
-        """Whether the index of the baseline speaks for tensors and ties like these."""
-        return specs == self._index.specs and aliases.items() <= self._index.aliases.items()
-
-    def _everything(self, specs: Mapping[str, Spec], aliases: Mapping[str, str], reason: str) -> _Snapshot:
-        whole = {name: self._weights.read(name).copy() for name in specs}
-        sums = tensor_sums(whole)
-        return _Snapshot(Patch(whole=whole), "anchor", reason, TensorIndex(specs, sums, aliases), state_digest(specs, sums))
-
-    def _publish(self, snapshot: _Snapshot, step: int | None, metadata: dict[str, Any]) -> Receipt:
+    def _publish(self, snapshot: Snapshot, step: int | None, metadata: dict[str, Any]) -> Receipt:
         """Store the payload, commit the manifest, and only then let the baseline advance."""
         while True:
             manifest, seconds = self._stored(snapshot, step, metadata)
@@ -236,20 +204,20 @@ class Publisher:
             except Overtaken as error:
                 self._pending.clear()
                 self._reason = str(error)
-                snapshot, self._baseline = self._as_anchor(snapshot, self._reason), None
+                snapshot, self._baseline = as_anchor(snapshot, self._baseline, self._reason), None
                 continue
             committed = self._pending[found.nonce]
             self._pending.clear()
             if found.nonce != manifest.nonce:  # an earlier attempt had arrived: what is new goes on top of it
-                snapshot = self._as_anchor(snapshot, snapshot.reason)
+                snapshot = as_anchor(snapshot, self._baseline, snapshot.reason)
                 self._advance(found, committed)
                 snapshot = self._on_top(snapshot)
                 continue
-            self._advance(found, committed)
             seconds |= {"diff": snapshot.seconds, "commit": time.perf_counter() - started}
+            self._advance(found, committed)
             return _receipt(found, snapshot.reason, seconds)
 
-    def _stored(self, snapshot: _Snapshot, step: int | None, metadata: dict[str, Any]) -> tuple[Manifest, dict[str, float]]:
+    def _stored(self, snapshot: Snapshot, step: int | None, metadata: dict[str, Any]) -> tuple[Manifest, dict[str, float]]:
         """The manifest for a snapshot, its payloads stored."""
         committer, put = self._committer, self._committer.put_payload
         started = encoded = time.perf_counter()
@@ -280,37 +248,35 @@ class Publisher:
         )
         return manifest, {"encode": encoded - started, "upload": time.perf_counter() - encoded}
 
-    def _advance(self, manifest: Manifest, snapshot: _Snapshot) -> None:
+    def _advance(self, manifest: Manifest, snapshot: Snapshot) -> None:
         """The world has seen `manifest`: let the baseline follow, and make an anchor if one is due."""
         if self._baseline is None or snapshot.kind == "anchor":
             self._baseline = dict(snapshot.patch.whole)
             self._newest_anchor = manifest.version
         else:
+            self._copied.wait()  # an anchor under way is of the version that is about to go
             _apply_in_place(snapshot.patch, self._baseline)
         self._index, self._stored_index = snapshot.index, manifest.tensors
         idle = self._anchoring is None or self._anchoring.done()
         if idle and manifest.version - self._newest_anchor >= self._anchor_every:
-            copied = list(weight_files(self._baseline, self._shard_bytes))  # now: the next version writes into the baseline
-            self._anchoring = self._uploader.submit(self._add_anchor, manifest, copied, snapshot.index)
+            self._copied.clear()
+            self._anchoring = self._uploader.submit(self._add_anchor, manifest, self._baseline, snapshot.index)
 
-    def _add_anchor(self, manifest: Manifest, files: list[tuple[str, bytes]], index: TensorIndex) -> None:
-        """Store an already published version whole."""
+    def _add_anchor(self, manifest: Manifest, baseline: Mapping[str, TensorBits], index: TensorIndex) -> None:
+        """Store an already published version whole, from a copy, so that the next one need not wait for the store."""
+        try:
+            files = list(weight_files(baseline, self._shard_bytes))
+        finally:
+            self._copied.set()
         put = self._committer.put_payload
         anchor = put_anchor(put, files, self._files, self._kept)
         late = LateAnchor(manifest.run, manifest.version, manifest.state_digest, anchor, put(index.to_bytes()))
         self._committer.put_late_anchor(late)
         self._newest_anchor = max(self._newest_anchor, manifest.version)
 
-    def _as_anchor(self, snapshot: _Snapshot, reason: str) -> _Snapshot:
-        """The snapshot as all bits, which no longer depends on the baseline."""
-        if snapshot.kind == "anchor":
-            return replace(snapshot, reason=reason)
-        whole = apply_bits(snapshot.patch, self._baseline or {})
-        return replace(snapshot, kind="anchor", reason=reason, patch=Patch(whole={name: bits.copy() for name, bits in whole.items()}))
-
-    def _on_top(self, snapshot: _Snapshot) -> _Snapshot:
+    def _on_top(self, snapshot: Snapshot) -> Snapshot:
         """A snapshot of all bits as a patch to the baseline, if a patch will do."""
-        if self._baseline is None or not self._indexed(snapshot.index.specs, snapshot.index.aliases):
+        if self._baseline is None or not fits(self._index, snapshot.index.specs, snapshot.index.aliases):
             return snapshot
         index = replace(self._index, sums=snapshot.index.sums)
         return replace(snapshot, kind="patch", reason="", patch=diff(self._baseline, snapshot.patch.whole), index=index)

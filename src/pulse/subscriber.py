@@ -14,12 +14,13 @@ import numpy as np
 
 from pulse import patch as patches
 from pulse.binding import Binding, bind
-from pulse.bits import Spec, TensorBits, advance, dtype_of
+from pulse.bits import Spec, TensorBits
 from pulse.chain import Plan
 from pulse.digest import Sum, check, flat_sum, state_digest, sum_at
 from pulse.errors import BaseMismatch, DigestMismatch, StoreUnavailable, TornUpdate
+from pulse.folding import fold
 from pulse.manifest import Manifest, TensorIndex
-from pulse.patch import Patch, TensorPatch, changed_positions, compose
+from pulse.patch import Patch, TensorPatch, changed_positions
 from pulse.store import ObjectStore, open_store
 from pulse.versions import Versions
 from pulse.weights import Weights, must_be_weights
@@ -88,6 +89,8 @@ class Subscriber:
         self, store: ObjectStore | str | os.PathLike[str], weights: Weights, *, held: int | None = None, verify_every: int = 50
     ) -> None:
         must_be_weights(weights)
+        if held is not None and held < 0:
+            raise ValueError(f"versions count from 0; held={held} is none")
         self._versions = Versions(open_store(store))
         self._weights = weights
         self._verify_every = verify_every
@@ -262,7 +265,7 @@ class Subscriber:
         if way.start is not None:
             return self._fetch_whole(state, manifest, index, binding)
         loaded = [self._versions.patch(step, index.specs) for step in way.patches]
-        content = self._resolved(loaded, binding)
+        content = fold(loaded, lambda name, positions: self._weights.gather(binding[name][0], positions))
         sums = self._summed(state, content, binding)
         check(f"version {target}: the state it would give", manifest.state_digest, state_digest(index.specs, sums))
         return self._update(state, manifest, index, content, sums, way)
@@ -302,30 +305,6 @@ class Subscriber:
             made_for=state,
         )
 
-    def _resolved(self, loaded: Sequence[Patch], binding: Binding) -> Patch:
-        """Patches in order as one absolute patch to the live weights, reading those only where something is written."""
-        total = Patch()
-        for group in _runs(loaded):
-            folded = _fold(group)
-            if folded.values == "steps":
-                folded = replace(folded, changes=tuple(self._with_bits(change, total, binding) for change in folded.changes), values="bits")
-            total = compose(replace(total, base=None, result=None), replace(folded, base=None, result=None))
-        return total
-
-    def _with_bits(self, change: TensorPatch, earlier: Patch, binding: Binding) -> TensorPatch:
-        """One change's steps as bits: over what `earlier` will have written, or else over the live bits."""
-        name, positions = change.part.name, change.located
-        if name in earlier.whole:
-            before = earlier.whole[name].flat[positions]
-        else:
-            before = self._weights.gather(binding[name][0], positions)
-            for other in (other for other in earlier.changes if other.part.name == name):
-                at = other.located
-                where = np.minimum(np.searchsorted(at, positions), max(at.size - 1, 0))
-                hit = at[where] == positions if at.size else np.zeros(positions.size, bool)
-                before[hit] = other.values[where[hit]]
-        return replace(change, values=advance(before, change.values, dtype_of(change.part.spec.dtype)))
-
     def _summed(self, state: _State, content: Patch, binding: Binding) -> dict[str, Sum]:
         """The digest's sums after `content`, from those before it: O(changed)."""
         sums = dict(state.sums)
@@ -363,22 +342,3 @@ def _difference(name: str, live: Sequence[TensorBits], bits: TensorBits) -> Tens
     if all(changed_positions(live[0].flat, other.flat).size == 0 for other in live[1:]):
         return found
     return bits
-
-
-def _runs(loaded: Sequence[Patch]) -> list[list[Patch]]:
-    """The patches in runs of one kind of values, since only those compose without the weights."""
-    runs: list[list[Patch]] = []
-    for patch in loaded:
-        if runs and runs[-1][-1].values == patch.values:
-            runs[-1].append(patch)
-        else:
-            runs.append([patch])
-    return runs
-
-
-def _fold(group: Sequence[Patch]) -> Patch:
-    """One patch for several in a row, pair by pair, so that n patches cost log n passes."""
-    while len(group) > 1:
-        pairs = [compose(group[i], group[i + 1]) for i in range(0, len(group) - 1, 2)]
-        group = pairs + list(group[len(pairs) * 2 :])
-    return group[0]

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import itertools
 import json
-import os
 import signal
 import subprocess
+import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
-from pulse import MemoryWeights, Publisher, checkpoint, open_store
+from pulse import MemoryWeights, Publisher, checkpoint
 from pulse.digest import digest_of
 from tests.cli.samples import PULSE, weights
 
@@ -137,34 +139,58 @@ def test_two_followers_do_not_share_a_directory(pulse, store, tmp_path):
 
 
 def test_a_follower_killed_twenty_times_always_leaves_a_whole_version_and_arrives(tmp_path):
-    """SIGKILL at any moment: `current` leads to one published version, and a follower started again gets to the newest."""
-    store = open_store(tmp_path / "store")
+    """SIGKILL while versions keep coming: `current` leads to one published version, and the next follower goes on from there."""
     tensors = weights(0)
     published = {0: digest_of(tensors)}
-    held = MemoryWeights(tensors)
-    with Publisher(store, held, anchor_every=4) as publisher:
-        publisher.publish()
-        for kill in range(20):
-            for i in range(3):
-                tensors = weights(100 * kill + i, 0.02, tensors)
-                for name, bits in tensors.items():
+    done = threading.Event()
+
+    def publish() -> None:
+        newest = tensors
+        held = MemoryWeights(newest)
+        with Publisher(tmp_path / "store", held, anchor_every=20) as publisher:
+            for seed in itertools.count():
+                for name, bits in newest.items():
                     held.assign(name, bits)
                 receipt = publisher.publish()
                 published[receipt.version] = receipt.state_digest
-            process = subprocess.Popen([PULSE, "follow", tmp_path / "store", tmp_path / "dir"], stdout=subprocess.DEVNULL)
-            time.sleep(0.15 + 0.03 * kill)
+                if done.is_set():
+                    return
+                newest = weights(seed + 1, 0.02, newest)
+                time.sleep(0.005)
+
+    current, behind, torn = tmp_path / "dir" / "current", 0, 0
+    with ThreadPoolExecutor(1) as background:
+        publishing = background.submit(publish)
+        for kill in range(20):
+            process = subprocess.Popen([PULSE, "follow", tmp_path / "store", tmp_path / "dir"], stdout=subprocess.PIPE, text=True)
+            process.stdout.readline()  # it has followed once, and is at work on the next version by now
+            time.sleep(0.0013 * kill)
             process.kill()
-            process.wait()
-            current = tmp_path / "dir" / "current"
-            if current.exists():
-                version = json.loads((current / "pulse.json").read_text())["version"]
-                assert digest_of(checkpoint.read(current)) == published[version]
-    done = subprocess.run(
+            process.communicate()
+            version = json.loads((current / "pulse.json").read_text())["version"]
+            assert digest_of(checkpoint.read(current)) == published[version]
+            behind += version < max(published)
+            torn += any(path.name.startswith(".") for path in (tmp_path / "dir" / "versions").iterdir())
+        done.set()
+        publishing.result()
+    assert behind >= 5, "the kills met a follower with nothing to do"
+    print(f"{behind} of 20 kills left versions to fetch, {torn} a directory half written")
+    arrived = subprocess.run(
         [PULSE, "follow", tmp_path / "store", tmp_path / "dir", "--once"], check=True, capture_output=True, text=True, timeout=60
     )
-    assert f"version {receipt.version}" in done.stdout
-    assert digest_of(checkpoint.read(tmp_path / "dir" / "current")) == published[receipt.version]
-    assert not [path for path in os.listdir(tmp_path / "dir" / "versions") if path.startswith(".")]
+    assert f"version {max(published)}" in arrived.stdout
+    assert digest_of(checkpoint.read(current)) == published[max(published)]
+    assert not [path for path in (tmp_path / "dir" / "versions").iterdir() if path.name.startswith(".")]
+
+
+def test_log_marks_every_anchor_that_was_added_later(pulse, tmp_path, checkpoints):
+    for i in range(5):
+        pulse("publish", "store", checkpoints[i % 3], "--anchor-every", 2)
+    seen = pulse("log", "store", "--json").json["versions"]
+    assert [version["version"] for version in seen if version["anchor"]] == [0, 2]
+    pulse("publish", "store", checkpoints[0], "--anchor-every", 2)
+    seen = pulse("log", "store", "--json").json["versions"]
+    assert [version["version"] for version in seen if version["anchor"]] == [0, 2, 4]
 
 
 def test_follow_stops_by_itself_when_told_how_long_to_wait(pulse, store):

@@ -130,8 +130,8 @@ def test_a_disk_that_is_full_leaves_the_old_output_as_it_was(pulse, checkpoints,
     assert not list(small_disk.glob(".*"))
 
 
-def test_help_starts_in_under_300_ms_of_processor_time(pulse):
-    """Timing never fails a test: this one looks at what help loads, which is what would make it slow."""
+def test_help_loads_nothing_that_would_make_it_slow(pulse):
+    """Timing never fails a test; what is loaded may."""
     import subprocess
     import sys
 

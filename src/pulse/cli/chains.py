@@ -104,7 +104,7 @@ def log(
     versions = Versions(existing_store(store))
     newest = resolve(versions, None)
     shown = [versions.manifest(version) for version in range(max(0, newest.version - number + 1), newest.version + 1)]
-    anchors = {manifest.version for manifest in shown if manifest.anchor} | {newest.newest_anchor}
+    anchors = {manifest.version for manifest in shown if manifest.anchor} | {manifest.newest_anchor for manifest in shown}
     rows = [_log_row(manifest, anchors) for manifest in shown]
     result = [
         {

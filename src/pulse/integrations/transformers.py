@@ -1,4 +1,4 @@
-"""A callback for `transformers.Trainer` and every TRL trainer: publishes the policy every k optimizer steps, behind the training."""
+"""A callback for `transformers.Trainer`, which TRL's trainers are: publishes the policy every k steps, behind the training."""
 
 from __future__ import annotations
 
@@ -27,8 +27,9 @@ class PublishCallback(TrainerCallback):  # type: ignore[misc]  # the base has no
 
     Beside the weights go the model's config and the tokenizer, unless `files` says otherwise, so that what `pulse pull` writes loads.
     The training loop pays only for comparing the weights with what was published last; encoding and upload go on in the background.
-    What it paid is logged beside the loss: `pulse/step_seconds` (comparing), `pulse/wait_seconds` (for a publish that was still under
-    way), and of the newest committed version `pulse/version`, `pulse/bytes`, `pulse/density`. `receipts` has them all.
+    What it paid since the last log entry is logged beside the loss: `pulse/step_seconds` (comparing) and `pulse/wait_seconds` (for a
+    publish that was still under way); and of the newest committed version `pulse/version`, `pulse/bytes`, `pulse/density`. `receipts`
+    has them all.
 
     A store that does not answer does not stop the training until `patience` publishes in a row have failed: each later version
     contains what the failed ones did. In a run of several processes only the first one publishes; sharded models (FSDP2, DeepSpeed
@@ -42,13 +43,14 @@ class PublishCallback(TrainerCallback):  # type: ignore[misc]  # the base has no
         every: int = 1,
         view: torch.dtype | Mapping[str, torch.dtype] | None = torch.bfloat16,
         anchor_every: int = 50,
-        files: Iterable[str | os.PathLike[str]] = (),
+        files: Iterable[str | os.PathLike[str]] | str | os.PathLike[str] = (),
         patience: int = 3,
     ) -> None:
         self._store = open_store(store) if isinstance(store, str | os.PathLike) else store
         self._every = every
         self._view = view
-        self._options: dict[str, Any] = {"anchor_every": anchor_every, "files": list(files)}
+        beside = [files] if isinstance(files, str | os.PathLike) else list(files)
+        self._options: dict[str, Any] = {"anchor_every": anchor_every, "files": beside}
         self._patience = patience
         self._failures = 0
         self._publisher: Publisher | None = None
@@ -77,6 +79,7 @@ class PublishCallback(TrainerCallback):  # type: ignore[misc]  # the base has no
             logs |= self._metrics
             if state.log_history:
                 state.log_history[-1] |= self._metrics
+            self._metrics |= {"pulse/wait_seconds": 0.0, "pulse/step_seconds": 0.0}
 
     def on_train_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:  # noqa: ARG002
         """Publish the last step if it has not been, and wait until everything is committed."""
@@ -105,7 +108,8 @@ class PublishCallback(TrainerCallback):  # type: ignore[misc]  # the base has no
         if self._publisher is not None:
             self._pending = self._publisher.submit(step)
             self._submitted = step
-        self._metrics |= {"pulse/wait_seconds": waited - started, "pulse/step_seconds": time.perf_counter() - waited}
+        spent = {"pulse/wait_seconds": waited - started, "pulse/step_seconds": time.perf_counter() - waited}
+        self._metrics |= {name: self._metrics.get(name, 0.0) + seconds for name, seconds in spent.items()}
 
     def _settle(self, *, final: bool = False) -> None:
         """Take the receipt of the publish under way; bear a store that is away for a while, but not at the end."""

@@ -145,6 +145,8 @@ def _distinct(named: Iterator[tuple[str, torch.Tensor]]) -> tuple[dict[str, torc
     for name, tensor in named:
         if tensor.is_meta:
             raise WeightsMismatch(f"{name}: on the meta device there are no weights")
+        if tensor.layout != torch.strided:
+            raise WeightsMismatch(f"{name}: a tensor of layout {tensor.layout} has no plain bits; make it dense")
         if hasattr(tensor, "device_mesh"):  # a DTensor, without loading what defines it
             raise WeightsMismatch(f"{name}: sharded over {tensor.device_mesh}; sharded modules are not supported yet: gather them first")
         place = (tensor.device, tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride()) if tensor.numel() else name
