@@ -24,8 +24,9 @@ from demo.pinned import pin
 from demo.processes import die_with_parent, peak_memory
 from demo.rollouts import RolloutError, RolloutServer
 from demo.settings import Settings
-from demo.sync import Sender, SyncError, open_sender
+from demo.sync import Sender, SyncError
 from demo.task import Problem, end_tokens, problems, prompt_tokens, reward
+from demo.ways import open_sender
 
 _REPLY_SECONDS = 150.0
 _SEEDS = 1 << 43  # a worker multiplies them by about a million, and generators take 63 bits

@@ -22,7 +22,8 @@ from demo.pinned import pin
 from demo.processes import die_with_parent, peak_memory
 from demo.sampling import Sampling, sample
 from demo.settings import Settings
-from demo.sync import Receiver, SyncError, architecture, catch_up, open_receiver
+from demo.sync import Receiver, SyncError, catch_up
+from demo.ways import architecture, open_receiver
 from demo.wire import Connection, Malformed, WireError
 
 _POLL_SECONDS = 0.05

@@ -9,7 +9,8 @@ from transformers import LlamaForCausalLM
 
 from demo.hashing import masters_sha256, view_sha256
 from demo.settings import Settings
-from demo.sync import SyncError, catch_up, open_receiver, open_sender
+from demo.sync import SyncError, catch_up
+from demo.ways import open_receiver, open_sender
 from demo.worker import empty_policy
 from tests.demo.conftest import tiny_config
 
