@@ -49,8 +49,8 @@ def must_be_mapping(weights: object) -> None:
     if not isinstance(weights, Mapping):
         raise TypeError(f"names with tensors are wanted, such as module.state_dict(), not {type(weights).__name__}")
     for name in weights:
-        if not isinstance(name, str) or not name.isprintable():  # half surrogates among others, which no file could hold
-            raise TypeError(f"{name!r} is not a tensor's name: a printable string is wanted")
+        if not isinstance(name, str) or any("\ud800" <= sign <= "\udfff" for sign in name):
+            raise TypeError(f"{name!r} is not a tensor's name: a string is wanted, without half surrogates, which no file could hold")
 
 
 def bits_like(bits: TensorBits, like: Any) -> Any:  # as many kinds come out as go in

@@ -81,6 +81,12 @@ def test_swapped_or_undecoded_arguments_are_named():
         pulse.encode(b"bytes")
 
 
+@pytest.mark.parametrize("name", [7, "half \ud800"])
+def test_what_is_no_name_is_refused(name):
+    with pytest.raises(TypeError, match="not a tensor's name"):
+        pulse.digest_of({name: np.zeros(1)})
+
+
 def test_digest_of_takes_whatever_diff_takes():
     tensor = torch.arange(4, dtype=torch.float32)
     assert pulse.digest_of({"w": tensor}) == pulse.digest_of(WEIGHTS) == pulse.diff(WEIGHTS, WEIGHTS).base
