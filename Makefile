@@ -9,6 +9,9 @@ help:
 	@echo '                 MODEL=dir|hub-name  STEPS=20  WORKERS=2  STORE=url  SEED=0  RUN=runs/demo'
 	@echo 'make demo-exact  patches and whole checkpoints learn the same, to the last bit'
 	@echo 'make test        every test, linter and type check'
+	@echo 'make bench       sizes beside other layouts, and speeds (20 minutes; BENCH=--quick: one)'
+	@echo 'make longrun     400 GRPO steps, published: what pulse analyze looks at (hours; goes on where it was stopped)  RUN=runs/longrun'
+	@echo 'make fuzz        mutated patches against the decoder  SECONDS=600  SEED='
 	@echo 'make venv        only set up .venv'
 
 .PHONY: venv
@@ -38,18 +41,33 @@ demo: venv
 demo-exact: venv
 	$(BIN)/python -m demo --exact $(DEMO_OPTIONS)
 
+# One thread each: what is measured brings its own.
+BENCH ?=
+.PHONY: bench
+bench: venv
+	OMP_NUM_THREADS=1 $(BIN)/python -m bench $(BENCH)
+
+.PHONY: longrun
+longrun: venv
+	$(BIN)/python -m bench.longrun $(if $(RUN),--run '$(RUN)') $(if $(STEPS),--steps $(STEPS))
+
+SECONDS ?= 600
+.PHONY: fuzz
+fuzz: venv
+	$(BIN)/python -m tests.fuzz.fuzz --seconds $(SECONDS) $(if $(SEED),--seed $(SEED))
+
 .PHONY: test
 test: venv lint
 	$(BIN)/pytest --quiet
 
 .PHONY: lint
 lint: venv
-	$(BIN)/ruff format --check --quiet src tests examples demo
-	$(BIN)/ruff check --quiet src tests examples demo
+	$(BIN)/ruff format --check --quiet src tests examples demo bench
+	$(BIN)/ruff check --quiet src tests examples demo bench
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-cache --no-logo
 
 .PHONY: format
 format: venv
-	$(BIN)/ruff format src tests examples demo
-	$(BIN)/ruff check --fix src tests examples demo
+	$(BIN)/ruff format src tests examples demo bench
+	$(BIN)/ruff check --fix src tests examples demo bench

@@ -16,7 +16,7 @@ Bits = dict[str, TensorBits]
 
 SHAPES = {
     "embed.weight": ("BF16", (16, 8)),
-    "frozen.weight": ("BF16", (4, 4)),
+    "frozen.weight": ("BF16", (64, 16)),
     "norm.weight": ("F32", (7,)),
     "scale": ("F16", ()),
     "empty": ("F32", (0, 3)),

@@ -8,9 +8,10 @@ from pathlib import Path
 
 from pulse import checkpoint
 from pulse.bits import TensorBits
+from pulse.codec.whole import encode_whole
 from pulse.errors import FileError, FormatError
 from pulse.files import read_file
-from pulse.manifest import Anchor, File, Payload, file_name
+from pulse.manifest import COMPRESSED, Anchor, File, Payload, file_name
 
 Put = Callable[[bytes], Payload]
 
@@ -33,7 +34,7 @@ def companions(paths: Iterable[str | os.PathLike[str]]) -> dict[str, Path]:
             file_name(name)
         except FormatError as error:
             raise FileError(f"{path}: names beside an anchor have only A-Z a-z 0-9 . _ - and do not start with a dot: rename it") from error
-        if name == checkpoint.INDEX or name.endswith(".safetensors"):
+        if name == checkpoint.INDEX or name.endswith((".safetensors", ".safetensors" + COMPRESSED)):
             raise FileError(f"{path}: would lie among the anchor's own weights: leave it out of files=")
         if found.setdefault(name, path) != path:
             raise FileError(f"{path} and {found[name]} would have one name beside an anchor: leave one out of files=")
@@ -45,8 +46,24 @@ def described(companions: Mapping[str, Path]) -> tuple[File, ...]:
     return tuple(File(name, Payload.of(read_file(path))) for name, path in sorted(companions.items()))
 
 
-def put_anchor(put: Put, weights: Iterable[tuple[str, bytes]], companions: Mapping[str, Path], kept: Sequence[File] = ()) -> Anchor:
+def compressed(weights: Iterable[tuple[str, bytes]]) -> Iterator[tuple[str, bytes]]:
+    """The same weight files with compressed ones in place of plain safetensors, one in memory at a time."""
+    for name, data in weights:
+        if name.endswith(".safetensors"):
+            yield name + COMPRESSED, encode_whole(checkpoint.parse(memoryview(data), name))
+        else:
+            yield name, data
+
+
+def put_anchor(
+    put: Put,
+    weights: Iterable[tuple[str, bytes]],
+    companions: Mapping[str, Path],
+    kept: Sequence[File] = (),
+    *,
+    compress: bool = False,
+) -> Anchor:
     """Store the files of an anchor. kept: files of an earlier one, which lie in the store already, for use where none are given."""
-    stored = tuple(File(name, put(data)) for name, data in weights)
+    stored = tuple(File(name, put(data)) for name, data in (compressed(weights) if compress else weights))
     beside = tuple(File(name, put(read_file(path))) for name, path in sorted(companions.items()))
     return Anchor(stored, beside or tuple(kept))

@@ -27,12 +27,17 @@ UNSIGNED: Mapping[int, np.dtype[Any]] = {1: np.dtype("<u1"), 2: np.dtype("<u2"),
 
 @dataclass(frozen=True, slots=True)
 class DType:
-    """One dtype: `bits` per element, the `width` of a unit in bytes, and whether patterns are ordered as floats are."""
+    """One dtype: `bits` per element, the `width` of a unit in bytes, and for floats, how many bits of a pattern are `mantissa`."""
 
     name: str
     bits: int
     width: int
-    is_float: bool
+    mantissa: int | None = None
+
+    @property
+    def is_float(self) -> bool:
+        """Whether patterns are ordered as floats are."""
+        return self.mantissa is not None
 
     @property
     def unsigned(self) -> np.dtype[Any]:
@@ -41,14 +46,14 @@ class DType:
 
 
 def _dtypes() -> dict[str, DType]:
-    floats = {"F64": 64, "F32": 32, "F16": 16, "BF16": 16}
-    floats |= dict.fromkeys(("F8_E4M3", "F8_E5M2", "F8_E4M3FNUZ", "F8_E5M2FNUZ"), 8)
+    floats = {"F64": (64, 52), "F32": (32, 23), "F16": (16, 10), "BF16": (16, 7)}
+    floats |= {"F8_E4M3": (8, 3), "F8_E4M3FNUZ": (8, 3), "F8_E5M2": (8, 2), "F8_E5M2FNUZ": (8, 2)}
     plain = {"BOOL": 8, "I8": 8, "U8": 8, "F8_E8M0": 8, "I16": 16, "U16": 16, "I32": 32, "U32": 32, "I64": 64, "U64": 64, "C64": 64}
     packed = {"F4": 4, "F6_E2M3": 6, "F6_E3M2": 6}
     return (
-        {name: DType(name, bits, bits // 8, is_float=True) for name, bits in floats.items()}
-        | {name: DType(name, bits, bits // 8, is_float=False) for name, bits in plain.items()}
-        | {name: DType(name, bits, 1, is_float=False) for name, bits in packed.items()}
+        {name: DType(name, bits, bits // 8, mantissa) for name, (bits, mantissa) in floats.items()}
+        | {name: DType(name, bits, bits // 8) for name, bits in plain.items()}
+        | {name: DType(name, bits, 1) for name, bits in packed.items()}
     )
 
 

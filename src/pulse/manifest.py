@@ -4,7 +4,7 @@
       head.json                       a hint where to start looking; never decides anything
       manifests/000000000412.json     put if absent: the commit
       anchors/000000000450.json       put if absent: version 450, already published as a patch, is also there whole
-      payloads/SHA-256                content addressed: patches, safetensors shards, tensor indexes, config and tokenizer files
+      payloads/SHA-256                content addressed: patches, weight files, tensor indexes, config and tokenizer files
 
 A manifest is canonical JSON. Its hash is named by the next one, so the newest manifest vouches for the whole chain.
 """
@@ -23,6 +23,7 @@ from pulse.canonical import (
     natural,
     optional,
     sha256_digits,
+    shown,
     state_digits,
     text,
     to_json,
@@ -32,6 +33,8 @@ from pulse.digest import Sum, sha256
 from pulse.errors import FormatError, UnsupportedFormat
 
 FORMAT = 0
+FORMAT_COMPRESSED = 1  # of what names a compressed anchor, so that readers from before there were any say "upgrade"
+COMPRESSED = ".pulse"  # ends the names of weights stored compressed: model.safetensors.pulse
 MAX_MANIFEST = 1 << 20  # bytes; a manifest of the protocol takes about 1.5 KB
 HEAD = "head.json"
 _FILE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]*(/[A-Za-z0-9_][A-Za-z0-9._-]*)*")
@@ -92,15 +95,20 @@ def file_name(value: object) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Anchor:
-    """A version stored whole: safetensors files in the Hugging Face layout, and the files the publisher was given."""
+    """A version stored whole: safetensors files in the Hugging Face layout, plain or compressed, and the files the publisher was given."""
 
     weights: tuple[File, ...]
     files: tuple[File, ...]
 
     @property
     def nbytes(self) -> int:
-        """Size of the weights' files in bytes."""
+        """Size of the weights' files in bytes, as they are stored."""
         return sum(file.payload.size for file in self.weights)
+
+    @property
+    def compressed(self) -> bool:
+        """Whether a file of weights is stored compressed."""
+        return any(file.name.endswith(COMPRESSED) for file in self.weights)
 
     @classmethod
     def from_json(cls, value: object) -> Anchor:
@@ -152,15 +160,16 @@ class Manifest:
 
     def to_bytes(self) -> bytes:
         """Canonical JSON. Links over several versions and the signature have their places, empty so far."""
-        return to_json({"format": FORMAT, "links": [], "signature": None, **_plain(self)})
+        return to_json({"format": _format(self.anchor), "links": [], "signature": None, **_plain(self)})
 
     @classmethod
     def from_bytes(cls, data: bytes, what: str = "manifest") -> Manifest:
         """Read and check everything; `FormatError` or `UnsupportedFormat` otherwise."""
-        value = _content(data, what)
+        value = _content(data, what, newest=FORMAT_COMPRESSED)
         if value.pop("links", None) != [] or value.pop("signature", 0) is not None:
             raise UnsupportedFormat(f"{what}: links or a signature, which this reader does not know")
         manifest = cls(**_read(value, what, _READERS))
+        _check_same(manifest.to_bytes(), data, what)
         if (manifest.patch is None) == (manifest.anchor is None) or (manifest.patch is None) != (manifest.base is None):
             raise FormatError(f"{what}: neither an anchor nor a patch with a base")
         if manifest.base not in (None, manifest.version - 1):
@@ -174,13 +183,24 @@ class Manifest:
         return manifest
 
 
-def _content(data: bytes, what: str) -> dict[str, Any]:
+def _content(data: bytes, what: str, newest: int = FORMAT) -> dict[str, Any]:
     """The JSON object in these bytes, without its format, which is known here."""
     value = from_json(data, what)
     found = value.pop("format", None)
-    if type(found) is not int or found != FORMAT:
-        raise UnsupportedFormat(f"{what}: format {found!r}; this reader knows {FORMAT}: upgrade")
+    if type(found) is not int or not FORMAT <= found <= newest:
+        raise UnsupportedFormat(f"{what}: format {shown(found)}; this reader knows {FORMAT} to {newest}: upgrade")
     return value
+
+
+def _format(anchor: Anchor | None) -> int:
+    """The format of what names this anchor."""
+    return FORMAT_COMPRESSED if anchor is not None and anchor.compressed else FORMAT
+
+
+def _check_same(written: bytes, read: bytes, what: str) -> None:
+    """What is read is canonical, so only a format that does not go with the anchor could be written otherwise."""
+    if written != read:
+        raise UnsupportedFormat(f"{what}: its format does not go with its anchor")
 
 
 def _read(value: object, what: str, readers: Mapping[str, Any]) -> dict[str, Any]:
@@ -246,13 +266,15 @@ class LateAnchor:
 
     def to_bytes(self) -> bytes:
         """Canonical JSON."""
-        return to_json({"format": FORMAT, **_plain(self)})
+        return to_json({"format": _format(self.anchor), **_plain(self)})
 
     @classmethod
     def from_bytes(cls, data: bytes, what: str = "anchor") -> LateAnchor:
         """Read and check everything."""
         readers = {"run": text, "version": natural, "state_digest": state_digits, "anchor": Anchor.from_json, "tensors": Payload.from_json}
-        return cls(**_read(_content(data, what), what, readers))
+        late = cls(**_read(_content(data, what, newest=FORMAT_COMPRESSED), what, readers))
+        _check_same(late.to_bytes(), data, what)
+        return late
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,6 +21,7 @@ from pulse import digest
 from pulse.arrays import as_bits, bits_like, must_be_mapping
 from pulse.bits import Spec, TensorBits, advance, dtype_of, steps_between
 from pulse.errors import BaseMismatch, DigestMismatch, FormatError, WeightsMismatch
+from pulse.threads import each
 
 Positions = NDArray[np.uint64]
 _KERNEL_FROM = 1 << 14  # units from which the compiled compare pays
@@ -157,16 +158,28 @@ def diff(old: Mapping[str, Any], new: Mapping[str, Any]) -> Patch:
     must_be_mapping(new)
     before = {name: as_bits(tensor) for name, tensor in old.items()}
     after = {name: as_bits(tensor) for name, tensor in new.items()}
-    changes: list[TensorPatch] = []
-    whole: dict[str, TensorBits] = {}
-    for name in sorted(after):
-        found = diff_tensor(name, before[name], after[name]) if name in before else after[name]
-        if isinstance(found, TensorPatch):
-            changes.append(found)
-        elif found is not None:
-            whole[name] = found
-    removed = tuple(sorted(set(before) - set(after)))
-    return Patch(tuple(changes), whole, removed, base=digest.digest_of(before), result=digest.digest_of(after))
+    names = sorted(after)
+    found = dict(
+        zip(names, each(lambda name: diff_tensor(name, before[name], after[name]) if name in before else after[name], names), strict=True)
+    )
+    changes = tuple(change for change in found.values() if isinstance(change, TensorPatch))
+    whole = {name: bits for name, bits in found.items() if isinstance(bits, TensorBits)}
+    patch = Patch(changes, whole, tuple(sorted(set(before) - set(after))))
+    sums = digest.tensor_sums(before)
+    return replace(patch, base=_state(before, sums), result=_state(after, sums_after(patch, before, sums)))
+
+
+def sums_after(patch: Patch, old: Mapping[str, TensorBits], sums: Mapping[str, digest.Sum]) -> dict[str, digest.Sum]:
+    """The digest's sums of what `patch`, of bits, makes of `old`, from those of `old`: O(changed)."""
+    new = {name: total for name, total in sums.items() if name not in patch.removed}
+    for change in patch.changes:
+        positions = change.located
+        new[change.part.name] += digest.sum_at(positions, change.values) - digest.sum_at(positions, old[change.part.name].flat[positions])
+    return new | digest.tensor_sums(patch.whole)
+
+
+def _state(tensors: Mapping[str, TensorBits], sums: Mapping[str, digest.Sum]) -> str:
+    return digest.state_digest({name: bits.spec for name, bits in tensors.items()}, sums)
 
 
 def _base_of(change: TensorPatch, old: Mapping[str, TensorBits]) -> TensorBits:
@@ -227,11 +240,13 @@ def apply(patch: Patch, old: Mapping[str, Any]) -> dict[str, Any]:
         raise TypeError(f"apply(patch, old) wants a Patch first, not {type(patch).__name__}; bytes must be decoded before")
     must_be_mapping(old)
     before = {name: as_bits(tensor) for name, tensor in old.items()}
-    if patch.base is not None and (found := digest.digest_of(before)) != patch.base:
+    sums = digest.tensor_sums(before)
+    if patch.base is not None and (found := _state(before, sums)) != patch.base:
         _explain_shapes(patch, before)
         raise BaseMismatch(f"the patch applies to weights with state digest {patch.base}; these have {found}: find its base, or an anchor")
+    patch = resolve(patch, before)
     after = apply_bits(patch, before)
-    if patch.result is not None and (found := digest.digest_of(after)) != patch.result:
+    if patch.result is not None and (found := _state(after, sums_after(patch, before, sums))) != patch.result:
         raise DigestMismatch(f"the result should have state digest {patch.result}, but has {found}: discard it")
     sample = next(iter(old.values()), None)
     return {name: bits_like(bits, old.get(name, sample)) for name, bits in after.items()}

@@ -10,7 +10,7 @@ import time
 from collections.abc import Iterable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, replace
-from typing import Any, Literal, Self
+from typing import Any, Literal, Self, cast
 
 from pulse import checkpoint, codec
 from pulse.anchors import companions, described, put_anchor, weight_files
@@ -18,8 +18,10 @@ from pulse.bits import TensorBits
 from pulse.canonical import to_json
 from pulse.commit import Committer, Overtaken, new_nonce, now_ms
 from pulse.digest import state_digest, tensor_sums
+from pulse.economics import Choice
 from pulse.errors import FormatError, NoPath, NotFound
 from pulse.manifest import File, LateAnchor, Manifest, Payload, TensorIndex
+from pulse.pace import Pace
 from pulse.patch import Patch, diff
 from pulse.snapshot import Snapshot, as_anchor, changes_since, everything, fits
 from pulse.store import ObjectStore, open_store
@@ -29,10 +31,12 @@ from pulse.weights import Weights, must_be_weights
 
 @dataclass(frozen=True, slots=True)
 class Receipt:
-    """What a publish did. `reason` says why an anchor was published where a patch might be expected.
+    """What a publish did.
 
-    nbytes: bytes that followers download for this version. newest_anchor: known at the commit; if it falls far behind the version,
-    anchors fail to be stored, and `close` will say why. seconds: diff (in the caller), encode, upload, commit.
+    encoding: of the patch; "whole" for an anchor. encoding_reason: why, where the publisher chose it. reason: why an anchor was published
+    where a patch might be expected. nbytes: bytes that followers download for this version. newest_anchor: known at the commit; if it
+    falls far behind the version, anchors fail to be stored, and `close` will say why. seconds: diff (in the caller), encode, upload,
+    commit.
     """
 
     version: int
@@ -44,6 +48,8 @@ class Receipt:
     full_nbytes: int
     state_digest: str
     newest_anchor: int
+    encoding: str
+    encoding_reason: str
     reason: str
     seconds: Mapping[str, float]
 
@@ -70,7 +76,11 @@ class Publisher:
     if the weights equal the newest version it goes on with patches, otherwise with an anchor. `baseline` is for those who have the
     newest version's bits beside weights that have moved on: then patches go on, too.
 
+    `encoding="auto"` writes patches in the encoding that arrives first: contextual on slow links, portable on fast ones, by what recent
+    uploads and encodings took here. `link` (bit/s) says how fast the slowest link to a receiver is, where that is not this one.
+
     Memory: one copy of the view on the host (the baseline), and another one while an anchor is being made and uploaded.
+    `compress_anchors=True` stores anchors in about two thirds of their size, for slow links, at the price of the time that takes.
     `single_writer=True` accepts a store without put-if-absent: then nothing protects the run from a second publisher.
     """
 
@@ -81,15 +91,19 @@ class Publisher:
         *,
         anchor_every: int = 50,
         files: Iterable[str | os.PathLike[str]] | str | os.PathLike[str] = (),
-        encoding: codec.Encoding = "portable",
+        encoding: codec.Encoding | Literal["auto"] = "auto",
+        link: float | None = None,
         baseline: Mapping[str, TensorBits] | None = None,
         single_writer: bool = False,
+        compress_anchors: bool = False,
         shard_bytes: int = checkpoint.SHARD_BYTES,
     ) -> None:
         if anchor_every < 1:
             raise ValueError("anchor_every must be 1 or more")
-        if encoding not in codec.ENCODINGS:
-            raise ValueError(f"encoding {encoding!r}; known are {', '.join(codec.ENCODINGS)}")
+        if encoding not in (*codec.ENCODINGS, "auto"):
+            raise ValueError(f"encoding {encoding!r}; known are {', '.join(codec.ENCODINGS)} and auto")
+        if link is not None and not link > 0:
+            raise ValueError(f"link={link}: bits per second are wanted, more than 0")
         must_be_weights(weights)
         self._versions = Versions(open_store(store))
         self._committer = Committer(self._versions, single_writer=single_writer)
@@ -97,7 +111,9 @@ class Publisher:
         self._anchor_every = anchor_every
         self._files = companions([files] if isinstance(files, str | os.PathLike) else files)
         self._kept: tuple[File, ...] = ()  # files of the run's newest anchor, where none are given here
-        self._encoding: codec.Encoding = encoding
+        self._encoding = encoding
+        self._pace = Pace(link)
+        self._compress_anchors = compress_anchors
         self._shard_bytes = shard_bytes
         self._worker = ThreadPoolExecutor(1, "pulse-publish")
         self._uploader = ThreadPoolExecutor(1, "pulse-anchor")
@@ -196,7 +212,7 @@ class Publisher:
     def _publish(self, snapshot: Snapshot, step: int | None, metadata: dict[str, Any]) -> Receipt:
         """Store the payload, commit the manifest, and only then let the baseline advance."""
         while True:
-            manifest, seconds = self._stored(snapshot, step, metadata)
+            manifest, how, seconds = self._stored(snapshot, step, metadata)
             started = time.perf_counter()
             self._pending[manifest.nonce] = snapshot
             try:
@@ -215,19 +231,24 @@ class Publisher:
                 continue
             seconds |= {"diff": snapshot.seconds, "commit": time.perf_counter() - started}
             self._advance(found, committed)
-            return _receipt(found, snapshot.reason, seconds)
+            return _receipt(found, how, snapshot.reason, seconds)
 
-    def _stored(self, snapshot: Snapshot, step: int | None, metadata: dict[str, Any]) -> tuple[Manifest, dict[str, float]]:
-        """The manifest for a snapshot, its payloads stored."""
-        committer, put = self._committer, self._committer.put_payload
+    def _stored(self, snapshot: Snapshot, step: int | None, metadata: dict[str, Any]) -> tuple[Manifest, Choice, dict[str, float]]:
+        """The manifest for a snapshot, its payloads stored; how a patch is encoded, and the seconds that it took."""
+        committer, put = self._committer, self._put
         started = encoded = time.perf_counter()
         content: dict[str, Any]
+        units = sum(spec.units for spec in snapshot.index.specs.values())
         if snapshot.kind == "patch":
-            blob = codec.encode(snapshot.patch, self._baseline, encoding=self._encoding)
+            how = self._how(units, snapshot.patch.changed)
+            blob = codec.encode(snapshot.patch, self._baseline, encoding=cast("codec.Encoding", how.encoding))
             encoded = time.perf_counter()
+            self._pace.encoded(how.encoding, len(blob), units, snapshot.patch.changed, snapshot.seconds + encoded - started)
             content = {"patch": put(blob), "anchor": None, "tensors": self._stored_index, "newest_anchor": self._newest_anchor}
         else:
-            anchor = put_anchor(put, weight_files(snapshot.patch.whole, self._shard_bytes), self._files, self._kept)
+            how = Choice("whole", {}, "")
+            files = weight_files(snapshot.patch.whole, self._shard_bytes)
+            anchor = put_anchor(put, files, self._files, self._kept, compress=self._compress_anchors)
             content = {"patch": None, "anchor": anchor, "tensors": put(snapshot.index.to_bytes()), "newest_anchor": committer.next_version}
         manifest = Manifest(
             run=committer.run,
@@ -241,12 +262,25 @@ class Publisher:
             state_digest=snapshot.state_digest,
             view=self._weights.view,
             changed=snapshot.patch.changed,
-            units=sum(spec.units for spec in snapshot.index.specs.values()),
+            units=units,
             full_nbytes=sum(spec.nbytes for spec in snapshot.index.specs.values()),
             metadata=metadata,
             **content,
         )
-        return manifest, {"encode": encoded - started, "upload": time.perf_counter() - encoded}
+        return manifest, how, {"encode": encoded - started, "upload": time.perf_counter() - encoded}
+
+    def _how(self, units: int, changed: int) -> Choice:
+        """The encoding for a patch, and why."""
+        if self._encoding == "auto":
+            return self._pace.choose(units, changed)
+        return Choice(self._encoding, {}, "")
+
+    def _put(self, data: bytes | memoryview) -> Payload:
+        """Store a payload, and note how long that took."""
+        started = time.perf_counter()
+        payload = self._committer.put_payload(data)
+        self._pace.sent(len(data), time.perf_counter() - started)
+        return payload
 
     def _advance(self, manifest: Manifest, snapshot: Snapshot) -> None:
         """The world has seen `manifest`: let the baseline follow, and make an anchor if one is due."""
@@ -268,8 +302,8 @@ class Publisher:
             files = list(weight_files(baseline, self._shard_bytes))
         finally:
             self._copied.set()
-        put = self._committer.put_payload
-        anchor = put_anchor(put, files, self._files, self._kept)
+        put = self._put
+        anchor = put_anchor(put, files, self._files, self._kept, compress=self._compress_anchors)
         late = LateAnchor(manifest.run, manifest.version, manifest.state_digest, anchor, put(index.to_bytes()))
         self._committer.put_late_anchor(late)
         self._newest_anchor = max(self._newest_anchor, manifest.version)
@@ -289,7 +323,7 @@ def _apply_in_place(patch: Patch, tensors: dict[str, TensorBits]) -> None:
     tensors.update(patch.whole)
 
 
-def _receipt(manifest: Manifest, reason: str, seconds: Mapping[str, float]) -> Receipt:
+def _receipt(manifest: Manifest, how: Choice, reason: str, seconds: Mapping[str, float]) -> Receipt:
     return Receipt(
         version=manifest.version,
         kind=manifest.kind,
@@ -300,6 +334,8 @@ def _receipt(manifest: Manifest, reason: str, seconds: Mapping[str, float]) -> R
         full_nbytes=manifest.full_nbytes,
         state_digest=manifest.state_digest,
         newest_anchor=manifest.newest_anchor,
+        encoding=how.encoding,
+        encoding_reason=how.reason,
         reason=reason,
         seconds=seconds,
     )

@@ -7,9 +7,10 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from pulse.bits import Spec, TensorBits
-from pulse.digest import flat_sum, state_digest, sum_at, tensor_sums
+from pulse.digest import state_digest, tensor_sums
 from pulse.manifest import TensorIndex
-from pulse.patch import Patch, TensorPatch, apply_bits
+from pulse.patch import Patch, TensorPatch, apply_bits, sums_after
+from pulse.threads import each
 from pulse.weights import Weights
 
 
@@ -40,19 +41,13 @@ def everything(weights: Weights, reason: str) -> Snapshot:
 
 def changes_since(weights: Weights, baseline: Mapping[str, TensorBits], index: TensorIndex) -> Snapshot:
     """What changed since the baseline, whose index is `index`; the digest's sums follow in O(changed)."""
-    changes, whole = [], {}
-    sums = dict(index.sums)
-    for name in sorted(index.specs):
-        base = baseline[name]
-        found = weights.diff(name, base)
-        if isinstance(found, TensorPatch):
-            changes.append(found)
-            sums[name] += sum_at(found.located, found.values) - sum_at(found.located, base.flat[found.located])
-        elif found is not None:
-            whole[name] = found
-            sums[name] = flat_sum(found.flat)
+    names = sorted(index.specs)
+    found = dict(zip(names, each(lambda name: weights.diff(name, baseline[name]), names), strict=True))
+    changes = tuple(change for change in found.values() if isinstance(change, TensorPatch))
+    whole = {name: bits for name, bits in found.items() if isinstance(bits, TensorBits)}
+    sums = sums_after(Patch(changes, whole), baseline, index.sums)
     digest = state_digest(index.specs, sums)
-    patch = Patch(tuple(changes), whole, base=state_digest(index.specs, index.sums), result=digest)
+    patch = Patch(changes, whole, base=state_digest(index.specs, index.sums), result=digest)
     return Snapshot(patch, "patch", "", replace(index, sums=sums), digest)
 
 

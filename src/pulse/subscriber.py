@@ -18,7 +18,7 @@ from pulse.bits import Spec, TensorBits
 from pulse.chain import Plan
 from pulse.digest import Sum, check, flat_sum, state_digest, sum_at
 from pulse.errors import BaseMismatch, DigestMismatch, StoreUnavailable, TornUpdate
-from pulse.folding import fold
+from pulse.folding import fold_in_turn
 from pulse.manifest import Manifest, TensorIndex
 from pulse.patch import Patch, TensorPatch, changed_positions
 from pulse.store import ObjectStore, open_store
@@ -127,7 +127,7 @@ class Subscriber:
                 if state.held is not None and self._unverified >= self._verify_every and self._forget_if_rotten(state):
                     continue
                 update = self._fetch(state, version)
-            except DigestMismatch:  # no fault of what was fetched, if the live weights are not what they should be
+            except (DigestMismatch, BaseMismatch):  # no fault of what was fetched, if the live weights are not what they should be
                 if self._state is state and not self._forget_if_rotten(state):
                     raise
                 continue
@@ -264,8 +264,13 @@ class Subscriber:
         way = Plan(None, ()) if state.version == target else self._versions.plan(target, state.version)
         if way.start is not None:
             return self._fetch_whole(state, manifest, index, binding)
-        loaded = [self._versions.patch(step, index.specs) for step in way.patches]
-        content = fold(loaded, lambda name, positions: self._weights.gather(binding[name][0], positions))
+        content = fold_in_turn(
+            way.patches,
+            lambda step, base: self._versions.patch(step, index.specs, base),
+            index.specs,
+            lambda name: self._weights.read(binding[name][0]),
+            lambda name, positions: self._weights.gather(binding[name][0], positions),
+        )
         sums = self._summed(state, content, binding)
         check(f"version {target}: the state it would give", manifest.state_digest, state_digest(index.specs, sums))
         return self._update(state, manifest, index, content, sums, way)

@@ -7,9 +7,11 @@ from collections.abc import Callable, Iterator, Mapping
 
 from pulse import chain, checkpoint, codec
 from pulse.bits import Spec, TensorBits
+from pulse.codec.whole import decode_whole
 from pulse.digest import check, digest_of, sha256
-from pulse.errors import ChainError, DigestMismatch, FormatError, NoPath, NotFound
+from pulse.errors import BaseMismatch, ChainError, DigestMismatch, FormatError, NoPath, NotFound
 from pulse.manifest import (
+    COMPRESSED,
     HEAD,
     MAX_MANIFEST,
     Anchor,
@@ -139,9 +141,9 @@ class Versions:
         return chain.plan(held, manifests, [] if late is None else [late])
 
     def _cheap_patches(self, target: int, held: int) -> list[Manifest]:
-        """The patches from `held` to `target` if they are smaller than any anchor can be: then there is no need to look for one."""
+        """The patches from `held` to `target` if they are smaller than any anchor would be: then there is no need to look for one."""
         patches: list[Manifest] = []
-        left = self.manifest(target).full_nbytes
+        left = self.manifest(target).full_nbytes // 2  # compressed anchors of real weights take more than half
         for version in range(target, held, -1):
             manifest = self.manifest(version)
             left -= manifest.nbytes
@@ -168,8 +170,11 @@ class Versions:
             manifest = self.manifest(manifest.newest_anchor)
         return manifest.version, None
 
-    def patch(self, manifest: Manifest, specs: Mapping[str, Spec]) -> Patch:
-        """The patch of a version, checked to be for its base and for tensors of these specs."""
+    def patch(self, manifest: Manifest, specs: Mapping[str, Spec], base: Mapping[str, TensorBits]) -> Patch:
+        """The patch of a version, checked to be for its base and for tensors of these specs.
+
+        base: the tensors that it applies to; only a contextual patch reads them, each once or a few times.
+        """
         if manifest.patch is None:
             raise NoPath(f"version {manifest.version} is an anchor, not a patch")
         what = f"patch of version {manifest.version}"
@@ -178,7 +183,11 @@ class Versions:
         codec.check_specs(header, specs)
         if header.removed or any(specs.get(name) != spec for name, spec in header.whole):
             raise FormatError(f"{what}: adds, removes or reshapes tensors, which only an anchor does")
-        patch = codec.decode(blob, max_bytes=16 * sum(spec.nbytes for spec in specs.values()) + (1 << 20))
+        needed = base if header.encoding == "contextual" else None
+        try:
+            patch = codec.decode(blob, needed, max_bytes=16 * sum(spec.nbytes for spec in specs.values()) + (1 << 20))
+        except BaseMismatch as error:
+            raise BaseMismatch(f"{what}: {error}") from error
         check(f"{what}: its result", manifest.state_digest, patch.result or "none")
         check(f"{what}: its base", self.manifest(manifest.version - 1).state_digest, patch.base or "none")
         return patch
@@ -191,8 +200,11 @@ class Versions:
     def anchor_tensors(self, anchor: Anchor, index: TensorIndex) -> dict[str, TensorBits]:
         """The tensors of an anchor, proven to be those of its index."""
         tensors: dict[str, TensorBits] = {}
+        nbytes = sum(spec.nbytes for spec in index.specs.values())
         for file in anchor.weights:
-            if file.name.endswith(".safetensors"):
+            if file.name.endswith(COMPRESSED):
+                tensors |= decode_whole(self.payload(file.payload, file.name), nbytes, file.name)
+            elif file.name.endswith(".safetensors"):
                 tensors |= checkpoint.parse(memoryview(self.payload(file.payload, file.name)), file.name)
         if {name: bits.spec for name, bits in tensors.items()} != dict(index.specs):
             raise FormatError("an anchor's tensors are not those of its index")
@@ -232,7 +244,7 @@ class Versions:
         owned: set[str] = set()
         for manifest in way.patches:
             report(done, way.nbytes)
-            _write(self.patch(manifest, {name: bits.spec for name, bits in tensors.items()}), tensors, owned)
+            _write(self.patch(manifest, {name: bits.spec for name, bits in tensors.items()}, tensors), tensors, owned)
             done += manifest.nbytes
         report(done, way.nbytes)
         check(f"version {target}: state", self.manifest(target).state_digest, digest_of(tensors))

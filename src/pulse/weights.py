@@ -17,6 +17,8 @@ from pulse.patch import Positions, TensorPatch, diff_tensor
 class Weights(Protocol):
     """A set of named tensors of which a view is published, or into which one is received.
 
+    `read`, `diff` and `gather` are called from several threads at once.
+
     Names are the Hugging Face names; of several names for one storage, the first is canonical and the others are `aliases`.
     `view` says what tensors are cast to when read, as it is written into manifests; None: they are read as they are.
     """

@@ -278,10 +278,11 @@ def test_follow_writes_one_json_object_a_line(pulse, store):
     assert [json.loads(line)["version"] for line in lines] == [2, 2]
 
 
+@pytest.mark.parametrize("options", [[], ["--compress-anchors"]], ids=["plain", "compressed"])
 @pytest.mark.parametrize("damage", ["payload", "name"])
-def test_an_anchor_that_is_damaged_is_passed_by_for_an_older_one(pulse, tmp_path, checkpoints, damage):
+def test_an_anchor_that_is_damaged_is_passed_by_for_an_older_one(pulse, tmp_path, checkpoints, damage, options):
     for path in checkpoints:
-        pulse("publish", "store", path, "--anchor-every", 1)
+        pulse("publish", "store", path, "--anchor-every", 1, *options)
     pulse("publish", "store", checkpoints[0], "--anchor-every", 9)
     named = tmp_path / "store" / "anchors" / "000000000002.json"
     assert pulse("verify", "store", "--json").json["anchor"] == 2
@@ -290,3 +291,37 @@ def test_an_anchor_that_is_damaged_is_passed_by_for_an_older_one(pulse, tmp_path
     victim.write_bytes(victim.read_bytes()[:50])
     seen = pulse("verify", "store", "--json").json
     assert (seen["anchor"], seen["patches"]) == (1, 2)
+    logged = pulse("log", "store", "--json").json["versions"][2]
+    assert logged["anchor"]
+    assert (logged["anchor_bytes"] is None) == (damage == "name")
+
+
+def test_compressed_anchors_are_pulled_and_followed_as_the_files_that_plain_ones_give(pulse, tmp_path):
+    trace = Path(__file__).parents[1] / "data" / "trace"
+    steps = sorted(trace.glob("*.safetensors"))
+    for store, options in (("plain", []), ("compressed", ["--compress-anchors"])):
+        done = [pulse("publish", store, step, "--anchor-every", 1, *options) for step in steps]
+        assert ("smaller than the whole" in done[0].out) == (store == "compressed")
+        assert pulse("verify", store).code == 0
+        pulse("pull", f"{store}@0", f"{store}-0")
+        pulse("pull", store, f"{store}-newest")
+        assert pulse("follow", store, f"{store}-followed", "--once").code == 0
+    for kind, step in (("0", steps[0]), ("newest", steps[-1]), ("followed/current", steps[-1])):
+        pulled = [(tmp_path / f"{store}-{kind}" / "model.safetensors").read_bytes() for store in ("plain", "compressed")]
+        assert pulled[0] == pulled[1]
+        assert checkpoint.read(tmp_path / f"compressed-{kind}") == checkpoint.read(step)
+
+
+def test_log_says_the_size_of_every_anchor_and_whether_it_is_compressed(pulse, tmp_path):
+    steps = sorted((Path(__file__).parents[1] / "data" / "trace").glob("*.safetensors"))
+    for step, options in zip(steps, ([], ["--anchor-every", 1, "--compress-anchors"], []), strict=True):
+        pulse("publish", "store", step, *options)
+    lines = pulse("log", "store").out.splitlines()
+    assert lines[1].split()[-4:] == ["B/change", "anchor", "state", "digest"]
+    assert " compressed " not in lines[2]
+    assert " compressed " in lines[3]
+    plain, late, patch = pulse("log", "store", "--json").json["versions"]
+    assert (plain["anchor_compressed"], late["anchor_compressed"], patch["anchor_compressed"]) == (False, True, None)
+    assert (late["kind"], patch["anchor_bytes"]) == ("patch", None)
+    assert plain["anchor_bytes"] == plain["bytes"] >= plain["full_bytes"]
+    assert late["anchor_bytes"] <= 0.70 * late["full_bytes"]

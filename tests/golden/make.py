@@ -2,7 +2,7 @@
 
     .venv/bin/python tests/golden/make.py
 
-Each `NAME.pulse` is one patch; `NAME.json` says what it decodes to, in plain numbers.
+Each `NAME.pulse` is one patch; `NAME.json` says what it decodes to, in plain numbers; a contextual one is decoded beside `base_of` it.
 """
 
 import json
@@ -13,7 +13,7 @@ import numpy as np
 from pulse import codec
 from pulse.bits import TensorBits, dtype_of
 from pulse.codec.lanes import BLOCK
-from pulse.patch import Part, Patch, TensorPatch, diff, relate
+from pulse.patch import Part, Patch, TensorPatch, diff, relate, resolve
 
 HERE = Path(__file__).parent / "v0"
 
@@ -65,9 +65,45 @@ def shards():
     return Patch(changes, values="steps")
 
 
+def scattered(count, bits):
+    """So many numbers of that many bits that look random, and are the same everywhere."""
+    return [(i * 0x9E3779B97F4A7C15 & (1 << 64) - 1) >> (64 - bits) for i in range(1, count + 1)]
+
+
+def trained():
+    """Weights whose small numbers change often and whose large ones seldom, before and after, in dtypes that have classes and that have none."""
+    old, new = {}, {}
+    for code in ("BF16", "F32", "F16", "F64", "F8_E4M3", "F8_E5M2", "I8", "U16", "BOOL", "F4"):
+        dtype = dtype_of(code)
+        shape = (40, 120) if code in ("BF16", "F32") else (12, 60)
+        units = scattered(shape[0] * shape[1] * dtype.bits // (8 * dtype.width), 8 * dtype.width)
+        if dtype.is_float:  # eight exponents, below one
+            units = [u & ~(7 << dtype.width * 8 - 4) & ~(8 << dtype.mantissa) | 8 << dtype.width * 8 - 6 for u in units]
+        old[code] = tensor(code, shape, units)
+        new[code] = old[code].copy()
+        exponents = (old[code].flat >> dtype.unsigned.type(dtype.mantissa or 0)).astype(np.uint64) & np.uint64(7)
+        draws = np.array(scattered(2 * len(units), 16)[len(units) :], np.uint64)
+        at = np.flatnonzero(draws < np.uint64(1 << 15) >> exponents)
+        new[code].flat[at] += (1 - 2 * (at % 3 == 0)).astype(dtype.unsigned) * (1 + 90 * (at % 17 == 0)).astype(dtype.unsigned)
+    return old, new
+
+
+def rows():
+    """Rows that were all set to one number: gaps and steps, where ranks do not pay."""
+    old = {"w": tensor("F32", (64, 32), [0x3F000000 + n for n in range(2048)])}
+    new = {"w": old["w"].copy()}
+    new["w"].flat[320:640] = new["w"].flat[1600:1800] = 0
+    return old, new
+
+
+def base_of(name):
+    """The weights that a golden patch applies to."""
+    return trained()[0] if name.startswith("contextual-trained") else rows()[0] if name == "contextual-rows" else OLD
+
+
 def patches():
     """What is made: name -> (patch, encoding, units per block)."""
-    full = diff(OLD, NEW)
+    full, steps = diff(OLD, NEW), diff(*trained())
     return {
         "portable": (relate(full, OLD), "portable", BLOCK),
         "portable-blocks-of-7": (relate(full, OLD), "portable", 7),
@@ -75,6 +111,13 @@ def patches():
         "absolute-blocks-of-7": (full, "absolute", 7),
         "portable-shards": (shards(), "portable", 32),
         "nothing": (diff(OLD, OLD), "absolute", BLOCK),
+        "contextual": (full, "contextual", BLOCK),
+        "contextual-blocks-of-7": (full, "contextual", 7),
+        "contextual-shards": (shards(), "contextual", 32),
+        "contextual-nothing": (diff(OLD, OLD), "contextual", BLOCK),
+        "contextual-rows": (diff(*rows()), "contextual", BLOCK),
+        "contextual-trained": (steps, "contextual", BLOCK),
+        "contextual-trained-blocks-of-100": (steps, "contextual", 100),
     }
 
 
@@ -112,9 +155,9 @@ def main():
             print(f"{name}: is there and stays")
             continue
         with blob.open("xb") as file:
-            file.write(codec.encode(patch, encoding=encoding, block=block))
+            file.write(codec.encode(patch, base_of(name), encoding=encoding, block=block))
         with text.open("x", encoding="utf-8") as file:
-            json.dump(described(patch), file, indent=1, ensure_ascii=False)
+            json.dump(described(resolve(patch, base_of(name)) if encoding == "contextual" else patch), file, indent=1, ensure_ascii=False)
         print(f"{name}: {blob.stat().st_size} bytes")
 
 

@@ -2,11 +2,13 @@
 
 import importlib.util
 import json
+from itertools import accumulate
 from pathlib import Path
 
 import pytest
 
 from pulse import codec
+from pulse.codec import container
 
 HERE = Path(__file__).parent
 GOLDEN = sorted((HERE / "v0").glob("*.pulse"))
@@ -26,8 +28,24 @@ def test_every_golden_patch_is_there_with_its_numbers():
 
 @pytest.mark.parametrize("path", GOLDEN, ids=lambda path: path.stem)
 def test_a_golden_patch_decodes_to_the_numbers_recorded_with_it(path):
-    patch = codec.decode(path.read_bytes())
+    base = make().base_of(path.stem) if path.stem.startswith("contextual") else None
+    patch = codec.decode(path.read_bytes(), base)
     assert json.loads(json.dumps(make().described(patch))) == json.loads(path.with_suffix(".json").read_text(encoding="utf-8"))
+
+
+CONTEXTUAL = [path for path in GOLDEN if path.stem.startswith("contextual")]
+
+
+@pytest.mark.parametrize("path", CONTEXTUAL, ids=lambda path: path.stem)
+def test_a_golden_contextual_patch_is_still_written_as_it_was(path):
+    patch, encoding, block = make().patches()[path.stem]
+    header, sections = container.read(path.read_bytes())
+    again, found = container.read(codec.encode(patch, make().base_of(path.stem), encoding=encoding, block=block))
+    assert again == header
+    ends = list(accumulate((entry[1] + entry[2] for entry in header["blocks"]), initial=0))
+    ranks = [start for (_, number, steps), start in zip(header["blocks"], ends, strict=False) if number and not steps]
+    assert [found[i] for i in ranks] == [sections[i] for i in ranks]
+    assert bool(ranks) == (path.stem not in ("contextual-nothing", "contextual-rows"))
 
 
 def test_the_maker_leaves_what_is_there_alone(tmp_path, monkeypatch, capsys):

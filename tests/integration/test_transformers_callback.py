@@ -11,6 +11,7 @@ from pulse.errors import StoreUnavailable
 from pulse.integrations.transformers import PublishCallback
 from pulse.store import MemoryStore
 from pulse.torch import ModuleWeights
+from pulse.versions import Versions
 
 
 def model(seed: int) -> LlamaForCausalLM:
@@ -83,12 +84,14 @@ def test_a_store_that_stays_away_stops_training_with_its_own_error(tmp_path):
         trainer(tmp_path, PublishCallback(Away(range(9, 1000)), patience=2), 6).train()
 
 
-def test_what_is_pulled_loads_without_anything_else(tmp_path):
+@pytest.mark.parametrize("compress", [False, True])
+def test_what_is_pulled_loads_without_anything_else(tmp_path, compress):
     from pulse.follow import pull
 
     store = MemoryStore()
-    run = trainer(tmp_path, PublishCallback(store), 2)
+    run = trainer(tmp_path, PublishCallback(store, compress_anchors=compress), 2)
     run.train()
+    assert Versions(store).manifest(0).anchor.compressed == compress
     pull(store, None, tmp_path / "pulled")
     loaded = LlamaForCausalLM.from_pretrained(tmp_path / "pulled", dtype=torch.bfloat16)
     assert all(torch.equal(tensor, run.model.state_dict()[name].to(torch.bfloat16)) for name, tensor in loaded.state_dict().items())

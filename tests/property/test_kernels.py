@@ -76,6 +76,18 @@ def test_read_only_and_unaligned_memory_is_as_good(width):
         assert kernels.changed_positions(flat, twin).size == 0
 
 
+@given(st.sampled_from(WIDTHS), st.integers(0, 2000), st.sets(st.integers(0, 1999), max_size=20), st.integers(0, 9))
+def test_scatter_writes_what_plain_numpy_writes(width, size, at, seed):
+    flat = random_units(width, size, seed)
+    positions = np.array(sorted(i for i in at if i < size), np.uint64)
+    values = random_units(width, positions.size, seed=seed + 1)
+    expected = flat.copy()
+    expected[positions] = values
+    for twin in (flat.copy(), unaligned(flat)):
+        kernels.scatter(twin, positions, values)
+        assert np.array_equal(twin, expected)
+
+
 def test_large_tensors_go_through_the_kernels_and_small_ones_do_not_and_both_agree():
     for size in (digest._FAST_FROM - 1, digest._FAST_FROM, digest._FAST_FROM + 1):
         old = random_units(2, size)
@@ -87,7 +99,7 @@ def test_large_tensors_go_through_the_kernels_and_small_ones_do_not_and_both_agr
 
 
 def test_a_kernel_without_a_source_file_to_cache_beside_is_compiled_all_the_same():
-    source = (PACKAGE / "kernels.py").read_text(encoding="utf-8")
+    source = (PACKAGE / "digests.py").read_text(encoding="utf-8")
     loose = types.ModuleType("pulse.loose_kernels")
     exec(compile(source, "<nowhere>", "exec"), loose.__dict__)
     with pytest.raises(RuntimeError, match="no locator"):
@@ -98,10 +110,11 @@ def test_a_kernel_without_a_source_file_to_cache_beside_is_compiled_all_the_same
 
 def test_kernels_run_where_neither_the_package_nor_the_home_can_hold_a_cache(tmp_path):
     package = tmp_path / "pulse"
-    package.mkdir()
-    for name in ("__init__", "errors", "bits", "arrays", "digest", "kernels", "mixer"):
-        (package / f"{name}.py").write_bytes((PACKAGE / f"{name}.py").read_bytes())
-    (package / "__pycache__").write_text("a file where numba wants a folder: not even root can write a cache here")
+    (package / "kernels").mkdir(parents=True)
+    for path in [*PACKAGE.parent.glob("*.py"), *PACKAGE.glob("*.py")]:
+        (package / path.relative_to(PACKAGE.parent)).write_bytes(path.read_bytes())
+    for folder in (package, package / "kernels"):
+        (folder / "__pycache__").write_text("a file where numba wants a folder: not even root can write a cache here")
     code = (
         "import numba; import numpy as np; from pulse import digest, kernels\n"
         f"assert kernels.__file__.startswith({str(tmp_path)!r})\n"

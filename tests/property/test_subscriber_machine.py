@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from numpy.typing import NDArray
 
-from pulse import MemoryWeights, Publisher, Subscriber, Update
+from pulse import MemoryWeights, Publisher, Subscriber, Update, codec
 from pulse.bits import TensorBits
 from pulse.digest import digest_of
 from pulse.errors import BaseMismatch, DigestMismatch, StoreUnavailable, TornUpdate
@@ -73,8 +73,9 @@ class Chain(RuleBasedStateMachine):
 
     # --- the trainer ---
 
-    @rule(share=st.sampled_from([0.0, 0.02, 0.2, 0.9]))
-    def publish(self, share: float) -> None:
+    @rule(share=st.sampled_from([0.0, 0.02, 0.2, 0.9]), encoding=st.sampled_from(codec.ENCODINGS))
+    def publish(self, share: float, encoding: codec.Encoding = "portable") -> None:
+        self.publisher._encoding = encoding
         self.trainer.step(share)
         receipt = self.publisher.publish()
         self.look()

@@ -1,15 +1,8 @@
 """Bytes that are not an honest patch are refused with a `FormatError`: no other exception, no hang, no memory worth the name."""
 
-import hashlib
 import json
-import os
-import random
-import struct
-import time
 import tracemalloc
 from contextlib import suppress
-from copy import deepcopy
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -17,11 +10,10 @@ import zstandard
 
 from pulse import codec
 from pulse.bits import TensorBits, dtype_of
-from pulse.codec import container, sections
-from pulse.errors import DigestMismatch, FormatError, PulseError, UnsupportedFormat, WeightsMismatch
+from pulse.codec import sections
+from pulse.errors import DigestMismatch, FormatError, UnsupportedFormat, WeightsMismatch
 from pulse.patch import Part, Patch, TensorPatch, apply_bits, diff
-
-PREFIX = struct.Struct("<8sHHII")
+from tests.fuzz.containers import built, loosely, sealed, taken_apart
 
 
 def tensor(code, shape, units):
@@ -43,25 +35,6 @@ NEW = {
 PATCH = diff(OLD, NEW)
 BLOBS = {encoding: codec.encode(PATCH, OLD, encoding=encoding, block=8) for encoding in codec.ENCODINGS}
 PORTABLE = BLOBS["portable"]
-
-
-def sealed(body):
-    """A container with an honest trailer, whatever is in it."""
-    return bytes(body) + hashlib.sha256(body).digest()
-
-
-def built(header, pieces=b"", *, raw=None, stored=None, version=0, flags=0, magic=container.MAGIC):
-    """A container around a header: an object, or any bytes; sizes can be made to lie."""
-    text = header if isinstance(header, bytes) else container.to_json(header)
-    packed = sections.pack(text)
-    prefix = PREFIX.pack(magic, version, flags, len(packed) if stored is None else stored, len(text) if raw is None else raw)
-    return sealed(prefix + packed + pieces)
-
-
-def taken_apart(blob):
-    """The header's object, sections included, and the bytes of the sections."""
-    header, views = container.read(blob)
-    return {**header, "sections": [len(view) for view in views]}, b"".join(views)
 
 
 def altered(change, blob=PORTABLE):
@@ -101,7 +74,7 @@ def test_a_patch_with_any_single_bit_flipped_is_refused(encoding):
             flipped = bytearray(blob)
             flipped[at] ^= 1 << bit
             with pytest.raises(FormatError):
-                codec.decode(bytes(flipped))
+                codec.decode(bytes(flipped), OLD)
 
 
 @pytest.mark.parametrize("more", [b"\0", b"\n", bytes(32), PORTABLE])
@@ -137,7 +110,7 @@ def test_a_newer_version_an_unknown_flag_or_encoding_asks_for_an_upgrade():
     header, pieces = taken_apart(PORTABLE)
     refuse(built(header, pieces, version=1), "version 1", UnsupportedFormat)
     refuse(built(header, pieces, flags=2), "flags 0x2", UnsupportedFormat)
-    refuse(altered(lambda header: header.update(encoding="contextual")), "contextual", UnsupportedFormat)
+    refuse(altered(lambda header: header.update(encoding="dense")), "dense", UnsupportedFormat)
     refuse(altered(lambda header: header["parts"][0].__setitem__(3, ["stripe", 1, 2])), "stripe", UnsupportedFormat)
     with pytest.raises(UnsupportedFormat, match="version 1"):
         codec.decode(built({"whatever": 1}, version=1)[:-40])  # even if the rest makes no sense to this reader
@@ -293,8 +266,7 @@ def test_a_header_that_lies_under_an_honest_trailer_is_refused(lie):
     honest = json.dumps(header)
     LIES[lie](header)
     assert json.dumps(header) != honest
-    text = json.dumps(header, sort_keys=True, separators=(",", ":")).encode()
-    refuse(built(text, pieces))
+    refuse(built(loosely(header), pieces))
 
 
 def rebuilt(patch, block=8, encoding="portable"):
@@ -305,7 +277,7 @@ def one(part, positions, values, width=2):
     return TensorPatch(part, np.array(positions, np.uint64), np.array(values, f"<u{width}"))
 
 
-@pytest.mark.parametrize("encoding", codec.ENCODINGS)
+@pytest.mark.parametrize("encoding", ["portable", "absolute"])
 def test_parts_that_write_a_unit_twice_are_refused(encoding):
     spec = OLD["a"].spec
     values = "steps" if encoding == "portable" else "bits"
@@ -448,83 +420,3 @@ def test_messages_about_hostile_values_stay_short():
         with pytest.raises(FormatError) as caught:
             codec.decode(blob)
         assert len(str(caught.value)) < 1000
-
-
-def test_arbitrary_alterations_under_an_honest_trailer_never_raise_anything_but_our_errors():
-    seed = int(os.environ.get("PULSE_FUZZ_SEED", "0")) or random.SystemRandom().getrandbits(32)
-    end = time.monotonic() + float(os.environ.get("PULSE_FUZZ_SECONDS", "5"))
-    rounds = decoded = 0
-    while time.monotonic() < end:
-        rng = random.Random(f"{seed} {rounds}")
-        blob = mutate_header(rng) if rng.random() < 0.5 else mutate_bytes(rng)
-        try:
-            decoded += survives(blob)
-        except Exception as error:  # noqa: BLE001  whatever it is, it is a failure
-            pytest.fail(f"PULSE_FUZZ_SEED={seed}, round {rounds}: {type(error).__name__}: {error}\n{blob.hex()}")
-        rounds += 1
-    assert rounds > 100
-    assert decoded < rounds
-
-
-def survives(blob):
-    """Whether the blob decodes; then what it decodes to must be sound enough to encode and apply."""
-    with suppress(FormatError):
-        codec.read_header(blob)
-    try:
-        patch = codec.decode(blob)
-    except FormatError:
-        return False
-    header = codec.inspect(blob)
-    again = codec.encode(patch, encoding=header.encoding, block=header.block)
-    if codec.decode(again) != patch:
-        raise AssertionError("what decodes does not survive a round trip")
-    with suppress(PulseError):
-        apply_bits(replace(patch, base=None, result=None), OLD)
-    return True
-
-
-def mutate_bytes(rng):
-    body = bytearray(rng.choice(list(BLOBS.values()))[:-32])
-    for _ in range(rng.randint(1, 4)):
-        at = rng.randrange(len(body))
-        match rng.randrange(4):
-            case 0:
-                body[at] = rng.randrange(256)
-            case 1:
-                del body[at : at + rng.randint(1, 8)]
-            case 2:
-                body[at:at] = rng.randbytes(rng.randint(1, 8))
-            case 3:
-                body[at] ^= 1 << rng.randrange(8)
-        if not body:
-            break
-    return sealed(bytes(body))
-
-
-ODD = [0, 1, 2, 3, 7, 8, 20, 21, -1, 255, 256, 1 << 28, 1 << 31, 1 << 32, 1 << 60, (1 << 63) - 1, 1 << 63, 1 << 64, 0.5, 1e300]
-ODD += [None, True, "", "a", "b", "new", "U8", "F4", "F64", "span", "box", "portable", "absolute", [], {}, [0, 1], [[0, 1]], "\ud800"]
-
-
-def mutate_header(rng):
-    header, pieces = taken_apart(rng.choice(list(BLOBS.values())))
-    for _ in range(rng.randint(1, 3)):
-        place = header
-        while True:
-            keys = list(place) if isinstance(place, dict) else list(range(len(place)))
-            if not keys:
-                break
-            key = rng.choice(keys)
-            if isinstance(place[key], (list, dict)) and place[key] and rng.random() < 0.8:
-                place = place[key]
-                continue
-            match rng.randrange(4):
-                case 0 if isinstance(place[key], int):
-                    place[key] += rng.choice([-1, 1])
-                case 1 if isinstance(place, list):
-                    place.insert(key, deepcopy(place[key]))
-                case 2:
-                    del place[key]
-                case _:
-                    place[key] = deepcopy(rng.choice(ODD))
-            break
-    return built(json.dumps(header, sort_keys=True, separators=(",", ":")).encode(), pieces)

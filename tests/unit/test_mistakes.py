@@ -28,7 +28,7 @@ def test_a_store_may_be_named_by_its_address(tmp_path):
 
 
 def test_an_unknown_encoding_is_refused_at_once():
-    with pytest.raises(ValueError, match="known are portable, absolute"):
+    with pytest.raises(ValueError, match="known are contextual, portable, absolute and auto"):
         pulse.Publisher(MemoryStore(), pulse.MemoryWeights(WEIGHTS), encoding="x")
 
 

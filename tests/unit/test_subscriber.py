@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from pulse import MemoryWeights, Publisher, Subscriber, decode, encode
+from pulse import MemoryWeights, Publisher, Subscriber, codec, decode, encode
 from pulse.bits import TensorBits
 from pulse.canonical import from_json, to_json
 from pulse.digest import sha256
@@ -104,10 +104,11 @@ def test_a_cold_start_takes_an_anchor_and_says_why() -> None:
     assert subscriber.fetch() is None
 
 
+@pytest.mark.parametrize("encoding", ["portable", "contextual"])
 @pytest.mark.parametrize("gap", range(1, 21))
-def test_a_gap_of_any_size_is_caught_up_by_patches(gap: int) -> None:
+def test_a_gap_of_any_size_is_caught_up_by_patches(gap: int, encoding: str) -> None:
     store = MemoryStore()
-    trainer, publisher, history = published(store, 1)
+    trainer, publisher, history = published(store, 1, encoding=encoding)
     subscriber, weights = started(store)
     advance(subscriber)
     for _ in range(gap):
@@ -142,7 +143,7 @@ def test_encodings_may_change_along_a_chain() -> None:
     subscriber, weights = started(store)
     advance(subscriber)
     for number in range(9):
-        publisher._encoding = ("portable", "absolute", "absolute", "portable")[number % 4]
+        publisher._encoding = ("portable", "contextual", "absolute", "absolute", "portable", "contextual", "contextual")[number % 7]
         trainer.step(0.6 if number in (3, 6) else 0.05)  # most of it changed: then tensors are carried whole
         publisher.publish()
         history.append(trainer.bits())
@@ -155,7 +156,15 @@ def test_encodings_may_change_along_a_chain() -> None:
 
 
 @pytest.mark.parametrize(
-    "encodings", [("absolute", "portable"), ("portable", "absolute"), ("absolute", "portable", "absolute", "portable")]
+    "encodings",
+    [
+        ("absolute", "portable"),
+        ("portable", "absolute"),
+        ("absolute", "portable", "absolute", "portable"),
+        ("contextual", "contextual"),
+        ("portable", "contextual", "portable"),
+        ("contextual", "absolute", "contextual"),
+    ],
 )
 @pytest.mark.parametrize("whole", [False, True])
 def test_encodings_may_change_between_two_patches_that_write_the_same_places(encodings: tuple[str, ...], whole: bool) -> None:
@@ -462,9 +471,10 @@ def test_an_apply_in_the_middle_of_a_fetch_makes_it_fetch_again() -> None:
     assert copied(weights) == trainer.bits()
 
 
-def test_fetches_and_applies_in_two_threads_never_serve_a_wrong_version() -> None:
+@pytest.mark.parametrize("encoding", ["portable", "contextual"])
+def test_fetches_and_applies_in_two_threads_never_serve_a_wrong_version(encoding: str) -> None:
     store = MemoryStore()
-    trainer, publisher, history = published(store, 1)
+    trainer, publisher, history = published(store, 1, encoding=encoding)
     subscriber, weights = started(store, verify_every=3)
     found: list[Any] = []
     stop = threading.Event()
@@ -557,7 +567,7 @@ def test_rot_is_found_every_so_many_versions_without_being_asked_for() -> None:
     assert copied(weights) == trainer.bits()
 
 
-@pytest.mark.parametrize("encoding", ["portable", "absolute"])
+@pytest.mark.parametrize("encoding", codec.ENCODINGS)
 def test_rot_where_a_patch_writes_is_found_at_once(encoding: str) -> None:
     store = MemoryStore()
     trainer, publisher, _ = published(store, 1, encoding=encoding)
@@ -571,6 +581,26 @@ def test_rot_where_a_patch_writes_is_found_at_once(encoding: str) -> None:
     assert (update.kind, "embed.weight" in update.reason) == ("anchor", True)
     subscriber.apply(update)
     assert copied(weights) == trainer.bits()
+
+
+def test_rot_where_a_contextual_patch_only_counts_is_found_at_once() -> None:
+    store = MemoryStore()
+    rng = np.random.default_rng(0)
+    trained = MemoryWeights({"w": rng.normal(size=20_000).astype(np.float32)})
+    publisher = Publisher(store, trained, encoding="contextual")
+    publisher.publish()
+    weights = MemoryWeights({"w": np.zeros(20_000, np.float32)})
+    subscriber = Subscriber(store, weights)
+    advance(subscriber)
+    small = np.flatnonzero((trained.tensors["w"].flat & 0x7FFFFFFF) < 0x3D000000)  # those below 1/32 change, and no others
+    trained.tensors["w"].flat[small] ^= 1
+    publisher.publish()
+    weights.tensors["w"].flat[np.setdiff1d(np.arange(9), small)] = 1  # tiny now, so that the classes count otherwise
+    update = subscriber.fetch()
+    assert update is not None
+    assert (update.kind, "w" in update.reason) == ("anchor", True)
+    subscriber.apply(update)
+    assert copied(weights) == copied(trained)
 
 
 def test_weights_dropped_by_a_sleeping_engine_are_noticed_and_fetched_anew() -> None:
@@ -607,12 +637,12 @@ DAMAGES: dict[str, tuple[Callable[[bytes], bytes | None], tuple[type, ...]]] = {
 }
 
 
-@pytest.mark.parametrize("which", ["patch", "tensors", "anchor"])
+@pytest.mark.parametrize("which", ["patch", "tensors", "anchor", "compressed anchor"])
 @pytest.mark.parametrize("damage", DAMAGES)
 def test_a_damaged_payload_is_refused_before_anything_is_written(which: str, damage: str) -> None:
     store = MemoryStore()
-    trainer, publisher, history = published(store, 2)
-    cold = which == "anchor"
+    trainer, publisher, history = published(store, 2, compress_anchors=which == "compressed anchor")
+    cold = which.endswith("anchor")
     subscriber, weights = started(store)
     if not cold:
         advance(subscriber)
@@ -865,7 +895,7 @@ def test_a_late_anchor_of_something_else_is_refused(field: str) -> None:
 @given(st.data())
 def test_no_damage_to_any_object_makes_a_follower_serve_other_bits_than_a_version(data: st.DataObject) -> None:
     store = MemoryStore()
-    trainer, publisher, history = published(store, 2)
+    trainer, publisher, history = published(store, 2, compress_anchors=data.draw(st.booleans()))
     subscriber, weights = started(store)
     advance(subscriber)
     trainer.step()

@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 
 from pulse import __version__
-from pulse.cli import chains, patches
+from pulse.cli import analysis, chains, patches
 
 app = typer.Typer(
     name="pulse",
@@ -24,6 +24,8 @@ for command in (patches.diff, patches.apply, patches.inspect):
     app.command(rich_help_panel="Two checkpoints")(command)
 for command in (chains.publish, chains.log, chains.pull, chains.verify, chains.follow):
     app.command(rich_help_panel="A store of versions")(command)
+for command in (analysis.analyze, analysis.plan):
+    app.command(rich_help_panel="What training changes")(command)
 
 
 def _version(asked: bool) -> None:

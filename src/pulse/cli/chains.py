@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import signal
 import threading
 import time
@@ -13,11 +14,12 @@ import typer
 
 from pulse.cli.console import Json, emit, factor, percent, progress, reported, size, table, warn
 from pulse.cli.patches import EncodingName
-from pulse.errors import DigestMismatch, FileError, NotFound, StoreError, StoreUnavailable, StoreUnsuitable
+from pulse.errors import DigestMismatch, FileError, FormatError, NotFound, StoreError, StoreUnavailable, StoreUnsuitable
 
 if TYPE_CHECKING:
     from pulse.follow import DirectoryFollower, Followed
-    from pulse.manifest import Manifest
+    from pulse.manifest import Anchor, Manifest
+    from pulse.versions import Versions
 
 Store = Annotated[
     str, typer.Argument(metavar="STORE", help="A folder, file://, s3://, gs://, az://, or https:// (read only).", show_default=False)
@@ -39,7 +41,8 @@ def publish(
         typer.Option("--files", help="A file or directory to put beside anchors; repeatable (default: CHECKPOINT's)."),
     ] = None,
     anchor_every: Annotated[int, typer.Option(min=1, help="Add an anchor after this many patches.")] = 50,
-    encoding: Annotated[EncodingName, typer.Option(help="How the patch is written.")] = EncodingName.portable,
+    compress_anchors: Annotated[bool, typer.Option("--compress-anchors", help="Store anchors a third smaller, for slow links.")] = False,
+    encoding: Annotated[EncodingName, typer.Option(help="How the patch is written; see pulse diff.")] = EncodingName.contextual,
     single_writer: Annotated[bool, typer.Option("--single-writer", help="Accept a store without put-if-absent.")] = False,
     as_json: Json = False,
 ) -> None:
@@ -59,7 +62,7 @@ def publish(
         versions = Versions(target)
         newest = versions.newest()
         baseline = None if newest is None else versions.restore(newest, report)
-        publisher = Publisher(target, MemoryWeights(tensors), baseline=baseline, **options)
+        publisher = Publisher(target, MemoryWeights(tensors), baseline=baseline, compress_anchors=compress_anchors, **options)
         receipt = publisher.publish(step)
         try:
             publisher.close()
@@ -67,7 +70,8 @@ def publish(
             warn(f"version {receipt.version} is committed, but its anchor could not be added (the next publish tries again): {error}")
     lines = [
         f"version {receipt.version} of {target.url}: {receipt.kind}, {size(receipt.nbytes)}"
-        + (f" ({receipt.reason})" if receipt.reason else f", {factor(receipt.full_nbytes, receipt.nbytes)} smaller than the whole"),
+        + (f", {factor(receipt.full_nbytes, receipt.nbytes)} smaller than the whole" if receipt.nbytes < receipt.full_nbytes else "")
+        + (f" ({receipt.reason})" if receipt.reason else ""),
         f"  {receipt.changed:,} of {receipt.units:,} weights "
         + ("stored" if receipt.kind == "anchor" else f"changed ({percent(receipt.changed, receipt.units)})"),
         f"  state digest {receipt.state_digest}",
@@ -104,34 +108,50 @@ def log(
     versions = Versions(existing_store(store))
     newest = resolve(versions, None)
     shown = [versions.manifest(version) for version in range(max(0, newest.version - number + 1), newest.version + 1)]
-    anchors = {manifest.version for manifest in shown if manifest.anchor} | {manifest.newest_anchor for manifest in shown}
+    anchors = _anchors(versions, shown)
     rows = [_log_row(manifest, anchors) for manifest in shown]
-    result = [
-        {
-            "version": manifest.version,
-            "kind": manifest.kind,
-            "anchor": manifest.version in anchors,
-            "step": manifest.step,
-            "created_ms": manifest.created,
-            "changed": manifest.changed,
-            "weights": manifest.units,
-            "bytes": manifest.nbytes,
-            "full_bytes": manifest.full_nbytes,
-            "epoch": manifest.epoch,
-            "state_digest": manifest.state_digest,
-            "metadata": dict(manifest.metadata),
-        }
-        for manifest in shown
-    ]
     lines = [
         f"{versions.store.url}: run {newest.run}, versions 0 to {newest.version}, newest anchor {newest.newest_anchor}",
-        *table(("version", "kind", "step", "published", "changed", "size", "smaller", "B/change", "state digest"), rows),
+        *table(("version", "kind", "step", "published", "changed", "size", "smaller", "B/change", "anchor", "state digest"), rows),
     ]
-    emit({"store": versions.store.url, "run": newest.run, "versions": result}, lines, as_json=as_json)
+    entries = [_log_entry(manifest, anchors) for manifest in shown]
+    emit({"store": versions.store.url, "run": newest.run, "versions": entries}, lines, as_json=as_json)
 
 
-def _log_row(manifest: Manifest, anchors: set[int]) -> tuple[str, ...]:
-    patch = manifest.kind == "patch"
+def _anchors(versions: Versions, shown: list[Manifest]) -> dict[int, Anchor | None]:
+    """The versions among these that are known to be stored whole, with their anchors; None for one that is damaged."""
+    found: dict[int, Anchor | None] = {manifest.version: manifest.anchor for manifest in shown if manifest.anchor}
+    for version in {manifest.newest_anchor for manifest in shown} & {manifest.version for manifest in shown} - set(found):
+        found[version] = None
+        with contextlib.suppress(FormatError):
+            if (late := versions.late_anchor(version)) is not None:
+                found[version] = late.anchor
+    return found
+
+
+def _log_entry(manifest: Manifest, anchors: dict[int, Anchor | None]) -> dict[str, Any]:
+    anchor = anchors.get(manifest.version)
+    return {
+        "version": manifest.version,
+        "kind": manifest.kind,
+        "anchor": manifest.version in anchors,
+        "anchor_bytes": None if anchor is None else anchor.nbytes,
+        "anchor_compressed": None if anchor is None else anchor.compressed,
+        "step": manifest.step,
+        "created_ms": manifest.created,
+        "changed": manifest.changed,
+        "weights": manifest.units,
+        "bytes": manifest.nbytes,
+        "full_bytes": manifest.full_nbytes,
+        "epoch": manifest.epoch,
+        "state_digest": manifest.state_digest,
+        "metadata": dict(manifest.metadata),
+    }
+
+
+def _log_row(manifest: Manifest, anchors: dict[int, Anchor | None]) -> tuple[str, ...]:
+    patch, anchor = manifest.kind == "patch", anchors.get(manifest.version)
+    whole = "-" if manifest.version not in anchors else "damaged" if anchor is None else size(anchor.nbytes)
     return (
         str(manifest.version),
         manifest.kind + ("+anchor" if patch and manifest.version in anchors else ""),
@@ -139,8 +159,9 @@ def _log_row(manifest: Manifest, anchors: set[int]) -> tuple[str, ...]:
         time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(manifest.created / 1000)),
         percent(manifest.changed, manifest.units) if patch else "all",
         size(manifest.nbytes),
-        factor(manifest.full_nbytes, manifest.nbytes) if patch else "-",
+        factor(manifest.full_nbytes, manifest.nbytes) if patch or manifest.nbytes < manifest.full_nbytes else "-",
         f"{manifest.nbytes / manifest.changed:.3g}" if patch and manifest.changed else "-",
+        whole + (" compressed" if anchor is not None and anchor.compressed else ""),
         manifest.state_digest[:12],
     )
 

@@ -37,8 +37,18 @@ def reported(command: Callable[..., None]) -> Callable[..., None]:
             else:
                 print(f"pulse: {type(error).__name__}: {error}", file=sys.stderr)
             raise typer.Exit(1) from error
+        finally:
+            _say_what_compiling_cost()
 
     return run
+
+
+def _say_what_compiling_cost() -> None:
+    """A first use that takes seconds longer than every later one is explained."""
+    if (kernels := sys.modules.get("pulse.kernels")) is None or (seconds := kernels.compile_seconds()) < 1:
+        return
+    then = "later runs find them in the cache" if kernels.is_cached() else "there is no place to keep them: set NUMBA_CACHE_DIR to one"
+    warn(f"{seconds:.0f} s of this went into compiling kernels; {then}")
 
 
 @contextlib.contextmanager

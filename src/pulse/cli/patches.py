@@ -20,6 +20,7 @@ PatchFile = Annotated[Path, typer.Argument(metavar="PATCH", help="A patch that p
 class EncodingName(StrEnum):
     """The encodings a user may ask for."""
 
+    contextual = "contextual"
     portable = "portable"
     absolute = "absolute"
 
@@ -30,8 +31,9 @@ def diff(
     new: New,
     output: Annotated[Path | None, typer.Option("--output", "-o", help="Write the patch here; without it, only say what differs.")] = None,
     encoding: Annotated[
-        EncodingName, typer.Option(help="portable: smaller, steps from the old bits. absolute: the new bits.")
-    ] = EncodingName.portable,
+        EncodingName,
+        typer.Option(help="contextual: smallest, read beside all of OLD. portable: needs OLD only where it writes. absolute: not at all."),
+    ] = EncodingName.contextual,
     as_json: Json = False,
 ) -> None:
     """The difference between two checkpoints as a small exact patch. Exits 0 also when they differ."""
@@ -110,7 +112,7 @@ def apply(
     with progress("applying", as_json=as_json) as report:
         before = read_weights(old, report)
         with about(patch):
-            decoded = codec.decode(blob, max_bytes=64 * sum(bits.spec.nbytes for bits in before.values()) + (1 << 30))
+            decoded = codec.decode(blob, before, max_bytes=64 * sum(bits.spec.nbytes for bits in before.values()) + (1 << 30))
         after = patches.apply(decoded, before)
         if output.suffix == ".safetensors":
             checkpoint.write(output, after)

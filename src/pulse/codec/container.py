@@ -33,8 +33,11 @@ def write(header: Mapping[str, Any], sections: Sequence[bytes]) -> bytes:
     stored = pack(raw)
     if len(raw) > _header_limit(len(stored)):
         stored = raw
-    body = b"".join([_PREFIX.pack(MAGIC, VERSION, 0, len(stored), len(raw)), stored, *sections])
-    return body + hashlib.sha256(body).digest()
+    pieces = [_PREFIX.pack(MAGIC, VERSION, 0, len(stored), len(raw)), stored, *sections]
+    digest = hashlib.sha256()
+    for piece in pieces:
+        digest.update(piece)
+    return b"".join([*pieces, digest.digest()])
 
 
 def _header_limit(stored: int) -> int:

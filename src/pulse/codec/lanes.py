@@ -7,6 +7,7 @@ alone. Which part and block a number belongs to follows from the header, and is 
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
@@ -25,15 +26,11 @@ MAX_BLOCK = 1 << 28
 
 @dataclass(frozen=True, slots=True)
 class Lane:
-    """The parts of one dtype, end to end. ends: where each part stops, in units."""
+    """The parts of one dtype, end to end. borders: where each part starts, in units, and where the last one stops."""
 
     dtype: DType
     parts: tuple[Part, ...]
-
-    @property
-    def borders(self) -> list[int]:
-        """Where each part starts, and where the last one stops."""
-        return list(accumulate((part.units for part in self.parts), initial=0))
+    borders: tuple[int, ...]
 
     def blocks(self, size: int) -> Iterator[tuple[int, int]]:
         """The (start, stop) of each block."""
@@ -41,27 +38,37 @@ class Lane:
         for start in range(0, end, size):
             yield start, min(start + size, end)
 
+    def pieces(self, span: tuple[int, int]) -> Iterator[tuple[Part, int, int, int]]:
+        """The parts that lie in a stretch of the lane: which, from where to where inside it, and where that begins in the lane."""
+        index = max(bisect_right(self.borders, span[0]) - 1, 0)
+        for part, start in zip(self.parts[index:], self.borders[index:], strict=False):
+            if start >= span[1]:
+                return
+            lo, hi = max(start, span[0]), min(start + part.units, span[1])
+            if lo < hi:
+                yield part, lo - start, hi - start, lo
+
 
 def lanes_of(parts: Sequence[Part]) -> list[Lane]:
     """The lanes of these parts, in the order in which their dtypes first appear."""
     by_dtype: dict[str, list[Part]] = {}
     for part in parts:
         by_dtype.setdefault(part.spec.dtype, []).append(part)
-    return [Lane(dtype_of(name), tuple(group)) for name, group in by_dtype.items()]
+    return [
+        Lane(dtype_of(name), tuple(group), tuple(accumulate((part.units for part in group), initial=0))) for name, group in by_dtype.items()
+    ]
 
 
 def join(lane: Lane, changes: dict[Part, TensorPatch]) -> tuple[NDArray[np.uint64], NDArray[Any]]:
     """Positions in the lane, ascending, and their values. Both (n,)."""
-    starts = lane.borders
-    positions = [changes[part].positions + np.uint64(start) for part, start in zip(lane.parts, starts, strict=False)]
+    positions = [changes[part].positions + np.uint64(start) for part, start in zip(lane.parts, lane.borders, strict=False)]
     return np.concatenate(positions), np.concatenate([changes[part].values for part in lane.parts])
 
 
 def split(lane: Lane, positions: NDArray[np.uint64], values: NDArray[Any]) -> Iterator[TensorPatch]:
     """The inverse of `join`."""
-    borders = lane.borders
-    cuts = np.searchsorted(positions, np.array(borders, np.uint64))
-    for part, start, (lo, hi) in zip(lane.parts, borders, pairwise(cuts), strict=False):
+    cuts = np.searchsorted(positions, np.array(lane.borders, np.uint64))
+    for part, start, (lo, hi) in zip(lane.parts, lane.borders, pairwise(cuts), strict=False):
         yield TensorPatch(part, positions[lo:hi] - np.uint64(start), values[lo:hi])
 
 

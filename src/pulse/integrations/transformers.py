@@ -44,13 +44,14 @@ class PublishCallback(TrainerCallback):  # type: ignore[misc]  # the base has no
         view: torch.dtype | Mapping[str, torch.dtype] | None = torch.bfloat16,
         anchor_every: int = 50,
         files: Iterable[str | os.PathLike[str]] | str | os.PathLike[str] = (),
+        compress_anchors: bool = False,
         patience: int = 3,
     ) -> None:
         self._store = open_store(store) if isinstance(store, str | os.PathLike) else store
         self._every = every
         self._view = view
         beside = [files] if isinstance(files, str | os.PathLike) else list(files)
-        self._options: dict[str, Any] = {"anchor_every": anchor_every, "files": beside}
+        self._options: dict[str, Any] = {"anchor_every": anchor_every, "files": beside, "compress_anchors": compress_anchors}
         self._patience = patience
         self._failures = 0
         self._publisher: Publisher | None = None

@@ -1,0 +1,13 @@
+"""Compiled twins of the plain functions, proven equal to them by `tests/property/test_kernels.py`.
+
+Each runs without the GIL. The first call of each, per width, compiles it (some seconds for all of them together); the result is cached on
+disk, and where no cache can be written it is compiled again in each process.
+"""
+
+from pulse.kernels.changes import changed_positions, scatter
+from pulse.kernels.classes import rank, select
+from pulse.kernels.coder import decode, encode
+from pulse.kernels.compiled import compile_seconds, is_cached
+from pulse.kernels.digests import sum_at, sum_flat
+
+__all__ = ["changed_positions", "compile_seconds", "decode", "encode", "is_cached", "rank", "scatter", "select", "sum_at", "sum_flat"]
