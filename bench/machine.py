@@ -9,7 +9,7 @@ from datetime import date
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-PACKAGES = ("pulse-rl", "numpy", "numba", "zstandard", "pcodec")
+PACKAGES = ("pulse-rl", "numpy", "numba", "zstandard")
 
 
 def machine() -> dict[str, str]:

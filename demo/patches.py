@@ -38,6 +38,7 @@ class PatchSender:
                 ModuleWeights(model, view=torch.bfloat16),
                 anchor_every=settings.anchor_every,
                 files=[settings.model],
+                encoding="contextual",  # the one for slow links; left to itself a publisher finds that this folder is a fast one
             )
 
     def publish(self, step: int) -> Sent:

@@ -6,6 +6,7 @@ A block's base may come in several pieces: `seen` carries on how many units of e
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any
@@ -17,10 +18,15 @@ from pulse import coder
 from pulse.errors import FormatError
 
 _FAST_FROM = 1 << 14  # units from which compiled kernels pay, even if they must first be loaded
-_FAST_CHANGES = 1 << 10  # and changes, for the entropy coder
+_FAST_CHANGES = 1 << 12  # and changes, for the entropy coder
+_AT_ONCE = 1 << 5  # changes, once kernels are loaded
 
 Ranked = tuple[NDArray[np.uint8], NDArray[np.uint32]]
 Selected = tuple[NDArray[np.uint64], NDArray[np.int64]]
+
+
+def _compiled_coder_pays(changes: int) -> bool:
+    return changes >= (_AT_ONCE if "pulse.kernels" in sys.modules else _FAST_CHANGES)
 
 
 def rank(flat: NDArray[Any], positions: NDArray[np.uint64], cuts: NDArray[Any], mask: Any, seen: NDArray[np.int64]) -> Ranked:
@@ -106,7 +112,7 @@ def _members(flat: NDArray[Any], cuts: NDArray[Any], mask: Any, classes: int) ->
 
 def encode(ranks: NDArray[np.uint32], folded: NDArray[np.uint64], starts: NDArray[np.int64], means: Sequence[int], check: int) -> bytes:
     """`coder.encode`, compiled where that pays; given more room until there is enough."""
-    if ranks.size < _FAST_CHANGES:
+    if not _compiled_coder_pays(ranks.size):
         return coder.encode(ranks.tolist(), folded.tolist(), starts.tolist(), means, check)
     from pulse.kernels import coder as kernel
 
@@ -124,7 +130,7 @@ def decode(
     data: bytes | memoryview, means: Sequence[int], count: int, size: int, highest: int
 ) -> tuple[NDArray[np.uint32], NDArray[np.uint64], NDArray[np.int64], int]:
     """`coder.decode`, compiled where that pays: ranks, folded steps, starts, check."""
-    if count < _FAST_CHANGES:
+    if not _compiled_coder_pays(count):
         found = coder.decode(bytes(data), len(means), means, count, size, highest)
         return np.array(found[0], np.uint32), np.array(found[1], np.uint64), np.array(found[2], np.int64), found[3]
     from pulse import kernels
