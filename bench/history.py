@@ -35,7 +35,7 @@ _CHUNK = 1 << 20
 _NONE = np.zeros((256, _GROUPS), np.int64)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Row:
     """One version. Bits per change: of the place, and of the step, without and with history; same_way: share that moved as last time."""
 

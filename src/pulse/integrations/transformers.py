@@ -9,11 +9,12 @@ import time
 import weakref
 from collections.abc import Iterable, Mapping
 from concurrent.futures import Future
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from transformers import TrainerCallback
 
+from pulse.codec import Encoding
 from pulse.errors import StoreUnavailable
 from pulse.publisher import Publisher, Receipt
 from pulse.store import ObjectStore, open_store
@@ -25,7 +26,8 @@ class PublishCallback(TrainerCallback):  # type: ignore[misc]  # the base has no
 
     >>> GRPOTrainer(..., callbacks=[PublishCallback("s3://bucket/run-7")])        # doctest: +SKIP
 
-    Beside the weights go the model's config and the tokenizer, unless `files` says otherwise, so that what `pulse pull` writes loads.
+    `anchor_every`, `encoding`, `link` and `compress_anchors` are a `Publisher`'s. Beside the weights go the model's config and the
+    tokenizer, unless `files` says otherwise, so that what `pulse pull` writes loads.
     The training loop pays only for comparing the weights with what was published last; encoding and upload go on in the background.
     What it paid since the last log entry is logged beside the loss: `pulse/step_seconds` (comparing) and `pulse/wait_seconds` (for a
     publish that was still under way); and of the newest committed version `pulse/version`, `pulse/bytes`, `pulse/density`. `receipts`
@@ -44,6 +46,8 @@ class PublishCallback(TrainerCallback):  # type: ignore[misc]  # the base has no
         view: torch.dtype | Mapping[str, torch.dtype] | None = torch.bfloat16,
         anchor_every: int = 50,
         files: Iterable[str | os.PathLike[str]] | str | os.PathLike[str] = (),
+        encoding: Encoding | Literal["auto"] = "auto",
+        link: float | None = None,
         compress_anchors: bool = False,
         patience: int = 3,
     ) -> None:
@@ -51,7 +55,8 @@ class PublishCallback(TrainerCallback):  # type: ignore[misc]  # the base has no
         self._every = every
         self._view = view
         beside = [files] if isinstance(files, str | os.PathLike) else list(files)
-        self._options: dict[str, Any] = {"anchor_every": anchor_every, "files": beside, "compress_anchors": compress_anchors}
+        self._options: dict[str, Any] = {"anchor_every": anchor_every, "files": beside}
+        self._options |= {"encoding": encoding, "link": link, "compress_anchors": compress_anchors}
         self._patience = patience
         self._failures = 0
         self._publisher: Publisher | None = None
