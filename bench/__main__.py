@@ -27,14 +27,15 @@ def main(arguments: list[str] | None = None) -> int:
     console = Console()
     about = machine()
     with console.status("…") as status:
-        tables = [sizes.measure(step, status.update) for step in _real(options)]
+        tables = [] if options.no_sizes else [sizes.measure(step, status.update) for step in _real(options)]
         status.update("made-up weights")
         made = synthetic(options.params, options.synthetic_lr)
-        tables.append(sizes.measure(made, status.update))
+        tables += [] if options.no_sizes else [sizes.measure(made, status.update)]
         measured = None if options.no_speeds else speeds.measure(made, options.rounds, status.update)
     results = report.Results(shlex.join(["python", "-m", "bench", *arguments]), about, tuple(tables), measured)
     report.show(console, results)
-    for path in report.write(options.out, slug() + ("-quick" if options.quick else ""), results):
+    part = "-sizes" if options.no_speeds else "-speeds" if options.no_sizes else ""
+    for path in report.write(options.out, slug() + ("-quick" if options.quick else "") + part, results):
         console.print(f"written: {path}")
     return 0 if all(row.exact is not False for table in tables for row in table.rows) else 1
 
@@ -65,6 +66,7 @@ def _options(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--synthetic-lr", type=float, default=1.25e-6, help="their learning rate (default: %(default)s)")
     parser.add_argument("--rounds", type=int, help="of the speeds (default: 5, or 3 with --quick)")
     parser.add_argument("--no-speeds", action="store_true", help="sizes only")
+    parser.add_argument("--no-sizes", action="store_true", help="speeds only: five minutes, on a machine that does nothing else")
     parser.add_argument("--out", type=Path, default=HERE / "results", help="folder for the table (default: bench/results)")
     options = parser.parse_args(arguments)
     options.params = options.params or (QUICK_PARAMS if options.quick else 1e9)

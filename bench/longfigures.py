@@ -32,6 +32,18 @@ HERE = Path(__file__).parent
 _TENTH = 10
 
 
+def measured(cell: Cell, folder: Path, every: int, say: Any) -> dict[str, Any]:
+    """All figures of one cell; those of a finished one are kept beside its store."""
+    place = folder / f"figures-{every}.json"
+    if place.is_file():
+        kept: dict[str, Any] = json.loads(place.read_text())
+        return kept
+    found = measure(cell, folder, every, say)
+    if (folder / "done").is_file():
+        place.write_text(json.dumps(found))
+    return found
+
+
 def measure(cell: Cell, folder: Path, every: int, say: Any) -> dict[str, Any]:
     """All figures of one cell."""
     versions = Versions(open_store(folder / "store"))
@@ -142,13 +154,14 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m bench.longfigures", description=__doc__)
     parser.add_argument("run", type=Path, nargs="?", default=Path("runs/longrun"), help="what bench.longrun wrote (default: %(default)s)")
     parser.add_argument("--every", type=int, default=10, help="steps between two that are encoded (default: %(default)s)")
+    parser.add_argument("--cell", choices=[cell.name for cell in CELLS], help="only this one")
     parser.add_argument("--out", type=Path, default=HERE / "results", help="folder for the page (default: bench/results)")
     options = parser.parse_args(arguments)
     about = machine()
     console = Console()
     with console.status("…") as status:
-        there = [cell for cell in CELLS if (options.run / cell.name / "store").is_dir()]
-        cells = [measure(cell, options.run / cell.name, options.every, status.update) for cell in there]
+        there = [cell for cell in CELLS if (options.run / cell.name / "store").is_dir() and options.cell in (None, cell.name)]
+        cells = [measured(cell, options.run / cell.name, options.every, status.update) for cell in there]
     options.out.mkdir(parents=True, exist_ok=True)
     command = shlex.join(["python", "-m", "bench.longfigures", *arguments])
     texts = {

@@ -32,13 +32,15 @@ class Speeds:
 
 WHOLE = "whole"
 SPEEDS: Mapping[str, Speeds] = MappingProxyType({
-    "absolute": Speeds(0.9, 38, 0.2, 23),
-    "portable": Speeds(0.9, 46, 0.2, 32),
-    "contextual": Speeds(2.0, 70, 1.2, 70),
+    "absolute": Speeds(0.6, 65, 0.0, 77),
+    "portable": Speeds(0.6, 74, 0.0, 90),
+    "contextual": Speeds(1.5, 118, 1.0, 124),
     WHOLE: Speeds(0.2, 0, 0.2, 0),  # a copy on either side, and nothing checked
 })  # fmt: skip
-DENSITY = 0.006  # at which the following were measured
-BYTES_PER_CHANGE: Mapping[str, float] = MappingProxyType({"absolute": 2.66, "portable": 1.48, "contextual": 1.0})  # docs/analysis.md
+# Bytes per change of BF16 weights, as steps of many densities gave them (docs/analysis.md): what the value takes, and how many bytes of
+# position there are per byte of its entropy. The contextual encoding's are fewer, since classes tell it where changes are likely.
+VALUE_BYTES: Mapping[str, float] = MappingProxyType({"absolute": 1.48, "portable": 0.31, "contextual": 0.25})
+POSITION_SHARE: Mapping[str, float] = MappingProxyType({"absolute": 1.09, "portable": 1.09, "contextual": 0.66})
 
 
 def index_bits(density: float) -> float:
@@ -49,14 +51,14 @@ def index_bits(density: float) -> float:
 
 
 def bytes_per_change(encoding: str, density: float) -> float:
-    """The size of one change where nothing was measured: what it was at a density of 0.6 %, with positions dearer where they are rarer."""
-    return BYTES_PER_CHANGE[encoding] + (index_bits(density) - index_bits(DENSITY)) / 8
+    """The size of one change where nothing was measured: positions are dearer where they are rarer."""
+    return VALUE_BYTES[encoding] + POSITION_SHARE[encoding] * index_bits(density) / 8
 
 
 def expected_sizes(encodings: Iterable[str], units: int, changes: float, width: int = 2) -> dict[str, float]:
     """Bytes per step for the encodings that something is known about, and for the whole. width: bytes per weight."""
     density = changes / units if units else 0.0
-    sizes = {name: changes * bytes_per_change(name, density) if changes else 0.0 for name in encodings if name in BYTES_PER_CHANGE}
+    sizes = {name: changes * bytes_per_change(name, density) if changes else 0.0 for name in encodings if name in VALUE_BYTES}
     whole = float(units * width)
     return {name: min(size, whole) for name, size in sizes.items()} | {WHOLE: whole}
 

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pulse.bits import TensorBits, advance, dtype_of
-from pulse.patch import Patch, Positions, TensorPatch, compose
+from pulse.patch import Patch, Positions, TensorPatch, compose, scatter
 
 Read = Callable[[str], TensorBits]  # a tensor's name -> all bits that are there now
 Step = TypeVar("Step")
@@ -78,7 +78,7 @@ class Ahead(Mapping[str, TensorBits]):
         if name in self._changes:
             bits = bits.copy()
             for change in self._changes[name]:
-                bits.flat[change.located] = change.values
+                scatter(bits.flat, change.located, change.values)
         return bits
 
     def __iter__(self) -> Iterator[str]:

@@ -8,7 +8,7 @@ from statistics import median
 
 from pulse.economics import SPEEDS, Choice, Speeds, bytes_per_change, fastest
 
-CANDIDATES = ("contextual", "portable")  # absolute patches are for receivers that cannot read their base, and never arrive first
+CANDIDATES = ("contextual", "portable")  # absolute patches, for receivers that cannot read their base, would gain milliseconds at best
 _SOME = 1 << 16  # bytes from which an upload says something about the link, and not only about its delay
 _RECENT = 16
 

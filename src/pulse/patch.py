@@ -130,6 +130,18 @@ def changed_positions(old: NDArray[Any], new: NDArray[Any]) -> Positions:
     return found
 
 
+def scatter(flat: NDArray[Any], positions: Positions, values: NDArray[Any]) -> None:
+    """flat[positions] = values, without the GIL where it takes long."""
+    if positions.size < _KERNEL_FROM:
+        flat[positions] = values
+        return
+    from pulse import kernels
+
+    if int(positions.max()) >= flat.size:  # compiled code would write there
+        raise IndexError(f"position {positions.max()} lies outside a tensor of {flat.size} units")
+    kernels.scatter(flat, positions, values)
+
+
 def diff_tensor(name: str, old: TensorBits, new: TensorBits) -> TensorPatch | TensorBits | None:
     """What changed in one tensor: a `TensorPatch`, the new bits whole where that is smaller, or `None` for nothing."""
     if old.spec != new.spec:
@@ -224,7 +236,7 @@ def apply_bits(patch: Patch, old: Mapping[str, TensorBits]) -> dict[str, TensorB
         if name not in copied:
             new[name] = _base_of(change, new).copy()
             copied.add(name)
-        new[name].flat[change.located] = change.values
+        scatter(new[name].flat, change.located, change.values)
     return new | dict(patch.whole)
 
 

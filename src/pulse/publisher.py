@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import operator
 import os
 import threading
@@ -22,7 +23,7 @@ from pulse.economics import Choice
 from pulse.errors import FormatError, NoPath, NotFound
 from pulse.manifest import File, LateAnchor, Manifest, Payload, TensorIndex
 from pulse.pace import Pace
-from pulse.patch import Patch, diff
+from pulse.patch import Patch, diff, scatter
 from pulse.snapshot import Snapshot, as_anchor, changes_since, everything, fits
 from pulse.store import ObjectStore, open_store
 from pulse.versions import Versions
@@ -64,6 +65,16 @@ class Receipt:
         return self.changed / self.units if self.units else 0.0
 
 
+def check_options(anchor_every: int, encoding: str, link: float | None) -> None:
+    """Raise `ValueError` for options that no publisher could work with."""
+    if anchor_every < 1:
+        raise ValueError("anchor_every must be 1 or more")
+    if encoding not in (*codec.ENCODINGS, "auto"):
+        raise ValueError(f"encoding {encoding!r}; known are {', '.join(codec.ENCODINGS)} and auto")
+    if link is not None and (isinstance(link, bool | str) or not 0 < link < math.inf):
+        raise ValueError(f"link={link!r}: a number of bits per second is wanted, such as 1e9")
+
+
 class Publisher:
     """Publishes versions of `weights` into `store`.
 
@@ -98,12 +109,7 @@ class Publisher:
         compress_anchors: bool = False,
         shard_bytes: int = checkpoint.SHARD_BYTES,
     ) -> None:
-        if anchor_every < 1:
-            raise ValueError("anchor_every must be 1 or more")
-        if encoding not in (*codec.ENCODINGS, "auto"):
-            raise ValueError(f"encoding {encoding!r}; known are {', '.join(codec.ENCODINGS)} and auto")
-        if link is not None and not link > 0:
-            raise ValueError(f"link={link}: bits per second are wanted, more than 0")
+        check_options(anchor_every, encoding, link)
         must_be_weights(weights)
         self._versions = Versions(open_store(store))
         self._committer = Committer(self._versions, single_writer=single_writer)
@@ -319,7 +325,7 @@ class Publisher:
 def _apply_in_place(patch: Patch, tensors: dict[str, TensorBits]) -> None:
     """Write an absolute patch into tensors that nobody else holds."""
     for change in patch.changes:
-        tensors[change.part.name].flat[change.located] = change.values
+        scatter(tensors[change.part.name].flat, change.located, change.values)
     tensors.update(patch.whole)
 
 

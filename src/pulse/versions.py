@@ -24,7 +24,7 @@ from pulse.manifest import (
     manifest_key,
     parse_head,
 )
-from pulse.patch import Patch, resolve
+from pulse.patch import Patch, resolve, scatter
 from pulse.store import ObjectStore
 
 Progress = Callable[[int, int], None]  # bytes done, bytes in all
@@ -262,6 +262,6 @@ def _write(patch: Patch, tensors: dict[str, TensorBits], owned: set[str]) -> Non
         if name not in owned:
             tensors[name] = tensors[name].copy()
             owned.add(name)
-        tensors[name].flat[change.located] = change.values
+        scatter(tensors[name].flat, change.located, change.values)
     tensors.update(patch.whole)
     owned.update(patch.whole)

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from pulse.arrays import as_bits
 from pulse.bits import Spec, TensorBits
 from pulse.errors import WeightsMismatch
-from pulse.patch import Positions, TensorPatch, diff_tensor
+from pulse.patch import Positions, TensorPatch, diff_tensor, scatter
 
 
 @runtime_checkable
@@ -86,7 +86,7 @@ class MemoryWeights:
 
     def scatter(self, name: str, positions: Positions, values: NDArray[Any]) -> None:
         """See `Weights.scatter`."""
-        self.tensors[name].flat[positions] = values
+        scatter(self.tensors[name].flat, positions, values)
 
     def assign(self, name: str, bits: TensorBits) -> None:
         """See `Weights.assign`."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -31,9 +32,9 @@ def test_the_trainer_and_worker_examples_meet_in_a_folder(tmp_path):
             capture_output=True,
             text=True,
             env=environment,
-            timeout=90,
+            timeout=200,
         )
-        out, _ = worker.communicate(timeout=90)
+        out, _ = worker.communicate(timeout=200)
     finally:
         worker.kill()
         worker.wait()
@@ -62,6 +63,23 @@ def test_the_readme_example_runs_as_it_stands(tmp_path):
     checks = "assert subscriber.version == 2\nassert torch.equal(policy.weight, model.weight.to(torch.bfloat16))\n"
     code = taken_for_granted + block[1].replace("s3://bucket/run-7", (tmp_path / "store").as_uri()) + checks
     subprocess.run([sys.executable, "-c", code], check=True, timeout=120, cwd=tmp_path)
+
+
+def shown_sessions():
+    """Each command that a page shows with its output: the page's name, the command, the lines."""
+    for page in (ROOT / "README.md", ROOT / "docs" / "analysis.md"):
+        for block in re.findall(r"```\n\$ (.*?)```", page.read_text(), re.DOTALL):
+            command, *lines = block.rstrip("\n").split("\n")
+            if lines and not any(line.startswith("$ ") for line in lines):
+                yield pytest.param(command.split("   #")[0], lines, id=f"{page.stem}: {command[:60]}")
+
+
+@pytest.mark.parametrize(("command", "lines"), list(shown_sessions()))
+def test_a_command_that_a_page_shows_prints_what_it_shows(command, lines, tmp_path):
+    shutil.copytree(ROOT / "tests" / "data", tmp_path / "tests" / "data")
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    ran = subprocess.run(["bash", "-c", command], cwd=tmp_path, env=os.environ | {"PATH": path}, capture_output=True, text=True, check=True)
+    assert [line.rstrip() for line in ran.stdout.splitlines()[: len(lines)]] == lines
 
 
 def test_links_between_documents_lead_somewhere():

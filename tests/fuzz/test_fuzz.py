@@ -44,7 +44,7 @@ def test_the_samples_are_honest_and_have_blocks_of_ranks_and_of_gaps():
         header = oracle.codec.inspect(sample.blob)
         kinds |= {(header.encoding, bool(steps)) for number, _, steps in header.blocks if number}
         most = max([most, *(number for number, _, steps in header.blocks if not steps)])
-    assert most > ranks._FAST_CHANGES  # through the kernels
+    assert most > ranks._AT_ONCE  # through the kernels
     assert kinds == {("contextual", False), ("contextual", True), ("portable", True), ("absolute", True)}
     for data, read in samples.documents():
         assert oracle.document_outcome(data, read) == "decoded"

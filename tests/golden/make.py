@@ -146,9 +146,18 @@ def described(patch):
     }
 
 
+def bases():
+    """The weights that the golden patches apply to, for readers in other languages: file name -> tensors."""
+    return {"base-trained": trained()[0], "base-rows": rows()[0], "base-others": OLD}
+
+
 def main():
     """Write every golden file that is not there yet."""
     HERE.mkdir(exist_ok=True)
+    for name, tensors in bases().items():
+        if not (HERE / f"{name}.json").exists():
+            text = {key: {"dtype": bits.dtype, "shape": list(bits.shape), "units": bits.flat.tolist()} for key, bits in tensors.items()}
+            (HERE / f"{name}.json").write_text(json.dumps(text), encoding="utf-8")
     for name, (patch, encoding, block) in patches().items():
         blob, text = HERE / f"{name}.pulse", HERE / f"{name}.json"
         if blob.exists() or text.exists():

@@ -15,7 +15,6 @@ from pulse.analysis import Checkpoints, count, plan, planned
 from pulse.analysis.numbers import magnitude_of_pattern
 from pulse.bits import TensorBits
 from pulse.economics import (
-    BYTES_PER_CHANGE,
     SPEEDS,
     WHOLE,
     Speeds,
@@ -111,13 +110,26 @@ def test_a_trace_is_measured_by_encoding_each_of_its_steps():
 
 def test_numbers_give_the_documented_bytes_per_change():
     step = plan.from_numbers(1_000_000, 0.006, 2, ["absolute", "portable", "contextual"])
-    assert {name: step.sizes[name] / step.changes for name in BYTES_PER_CHANGE} == pytest.approx(dict(BYTES_PER_CHANGE))
+    assert {name: step.sizes[name] / step.changes for name in codec.ENCODINGS} == pytest.approx(
+        {"contextual": 0.98, "portable": 1.51, "absolute": 2.68}, abs=0.01
+    )
     assert step.sizes[WHOLE] == 2_000_000
     assert step.raw == 6000 * 6
 
 
+@pytest.mark.parametrize(("density", "measured"), [(0.012, 0.89), (0.08, 0.67), (0.2, 0.59), (0.4, 0.53)])
+def test_what_is_expected_of_the_contextual_encoding_is_near_what_normal_weights_gave(density, measured):
+    assert bytes_per_change("contextual", density) == pytest.approx(measured, abs=0.09)
+
+
+@pytest.mark.parametrize("encoding", codec.ENCODINGS)
+def test_sizes_stay_positive_and_below_the_whole_whatever_changes(encoding):
+    for changes in range(1000, 1_000_001, 999_000 // 50):
+        assert 0.2 * changes < expected_sizes([encoding], 1_000_000, changes)[encoding] <= 2_000_000
+
+
 def test_no_change_weighs_nothing_and_everything_weighs_the_whole():
-    assert expected_sizes(BYTES_PER_CHANGE, 1000, 0) == {"absolute": 0, "portable": 0, "contextual": 0, WHOLE: 2000}
+    assert expected_sizes(codec.ENCODINGS, 1000, 0) == {"absolute": 0, "portable": 0, "contextual": 0, WHOLE: 2000}
     assert expected_sizes(["absolute"], 1000, 1000) == {"absolute": pytest.approx(1000 * bytes_per_change("absolute", 1.0)), WHOLE: 2000}
     assert expected_sizes(["absolute"], 0, 0) == {"absolute": 0, WHOLE: 0}
 

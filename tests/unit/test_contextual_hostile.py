@@ -8,6 +8,7 @@ import pytest
 from pulse import codec, coder
 from pulse.bits import Spec, TensorBits, dtype_of
 from pulse.codec.classes import Classes
+from pulse.codec.contextual import _unclassed_check as unclassed_check
 from pulse.codec.contextual import encode_ranks
 from pulse.codec.lanes import lanes_of
 from pulse.errors import BaseMismatch, DigestMismatch, FormatError, WeightsMismatch
@@ -304,10 +305,13 @@ def test_parts_that_write_a_unit_twice_are_refused():
 
 
 def test_blocks_of_gaps_are_refused_as_in_the_portable_encoding():
-    patch = diff(flat("U8", 400), {"t": TensorBits("U8", (400,), np.where(np.arange(400) < 190, 0, np.arange(400)).astype("u1"))})
-    portable, planes = opened(codec.encode(patch, flat("U8", 400), encoding="portable"))
+    base = flat("U8", 400)
+    patch = diff(base, {"t": TensorBits("U8", (400,), np.where(np.arange(400) < 190, 0, np.arange(400)).astype("u1"))})
+    portable, planes = opened(codec.encode(patch, base, encoding="portable"))
+    (change,) = patch.changes
+    check = unclassed_check(change.positions, base["t"].flat[change.positions])
     header = portable | {"encoding": "contextual", "classes": [[[], [256]]]}
-    assert codec.decode(closed(header, planes), flat("U8", 400)) == patch
+    assert codec.decode(closed(header, [*planes, check]), base) == patch
     count, gap_planes, step_planes = header["blocks"][0]
     nothing, far = bytes(count), b"\xff" * count
     for pieces in (
@@ -318,7 +322,24 @@ def test_blocks_of_gaps_are_refused_as_in_the_portable_encoding():
         [*planes[:-1], nothing],
     ):
         with pytest.raises(FormatError):
-            codec.decode(closed(header | {"blocks": [[count, gap_planes, len(pieces) - gap_planes]]}, pieces), flat("U8", 400))
+            codec.decode(closed(header | {"blocks": [[count, gap_planes, len(pieces) - gap_planes]]}, [*pieces, check]), base)
+    for wrong in (b"", check[:3], check + b"\0"):
+        with pytest.raises(FormatError, match="check"):
+            codec.decode(closed(header, [*planes, wrong]), base)
+    with pytest.raises(FormatError, match="sections"):
+        codec.decode(closed(header, planes), base)
+
+
+def test_blocks_of_gaps_tell_a_wrong_base_too():
+    old = {"w": TensorBits("F32", (64, 32), (0x3F000000 + np.arange(2048)).astype("<u4"))}
+    new = {"w": old["w"].copy()}
+    new["w"].flat[320:640] = 0
+    blob = codec.encode(diff(old, new), old, encoding="contextual")
+    assert codec.read_header(blob).blocks[0][2] > 0
+    other = {"w": old["w"].copy()}
+    other["w"].flat[400] ^= 1
+    with pytest.raises(BaseMismatch):
+        codec.decode(blob, other)
 
 
 def test_a_spec_of_so_many_units_that_no_weights_have_them_is_refused_before_anything_is_read():

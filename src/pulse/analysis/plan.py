@@ -21,6 +21,7 @@ from pulse.analysis.numbers import class_count, class_of_pattern, magnitude_of_p
 from pulse.analysis.sequences import History
 from pulse.bits import DTYPES, TensorBits
 from pulse.economics import SPEEDS, WHOLE, Choice, Speeds, break_even, expected_sizes, fastest
+from pulse.errors import NoPath
 from pulse.patch import Patch, TensorPatch, diff_tensor
 
 UPDATE = 0.33  # mean |step| of Adam over the learning rate that explains the densities of two real runs: docs/analysis.md
@@ -127,6 +128,8 @@ def from_trace(history: History, encodings: Sequence[str] = codec.ENCODINGS) -> 
         changes += patch.changed if not patch.whole else _changed(patch, base)
         for name in encodings:
             sizes[name] += len(codec.encode(patch, base, encoding=name))  # type: ignore[arg-type]
+    if not count:
+        raise NoPath(f"{history.labels[0]} alone is no trace: two moments are needed to see what changes")
     units = sum(spec.units for spec in history.specs.values())
     nbytes = sum(spec.nbytes for spec in history.specs.values())
     means = {name: size / count for name, size in sizes.items()} | {WHOLE: float(nbytes)}

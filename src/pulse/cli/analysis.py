@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from itertools import takewhile
 from pathlib import Path
@@ -45,6 +46,9 @@ def analyze(
     from pulse import files
     from pulse.analysis import count, figures, page, tables
 
+    _must_be_finite("--lr", lr)
+    if html is not None and html.exists() and not _is_page(html):
+        raise FileError(f"{html} exists and is no page; it is not overwritten")
     history = open_history(sources, first, last)
     with progress("analysing", as_json=as_json) as report:
         found = figures(count(history, views=views, report=report), lr)
@@ -58,6 +62,19 @@ def analyze(
     show([title, *tables.overview(found)], shown)
     if html is not None:
         print(f"plots: {html}")
+
+
+def _is_page(path: Path) -> bool:
+    """Whether a file starts as the pages do that analyze writes."""
+    if not path.is_file():
+        return False
+    with path.open("rb") as file:
+        return file.read(9).lower() == b"<!doctype"
+
+
+def _must_be_finite(option: str, value: float | None) -> None:
+    if value is not None and not math.isfinite(value):
+        raise typer.BadParameter(f"{value} is no number to calculate with", param_hint=option)
 
 
 @reported
@@ -85,6 +102,8 @@ def plan(
     from pulse.analysis import planned
     from pulse.economics import SPEEDS
 
+    for option, value in (("--lr", lr), ("--density", density), ("--params", params), ("--interval", interval)):
+        _must_be_finite(option, value)
     links = planning.LINKS if link is None else tuple(map(_link, link.split(",")))
     step = _step(sources or [], lr, density, params, width, first, last)
     speeds = {name: each.on(cores) for name, each in (planning.measured_speeds() if measure else SPEEDS).items()}
@@ -111,11 +130,13 @@ def _step(
     from pulse.analysis import plan as planning
 
     if params is not None:
-        if sources or density is None:
-            raise typer.BadParameter("goes with --density and without checkpoints", param_hint="--params")
+        if sources or density is None or (lr, first, last) != (None, None, None):
+            raise typer.BadParameter("goes with --density, and without checkpoints, --lr, --from or --to", param_hint="--params")
         return planning.from_numbers(int(params), density, width)
     if not sources:
         raise typer.BadParameter("a checkpoint, a store, or --params with --density is wanted", param_hint="CKPT")
+    if (len(sources) > 1 or is_store(sources[0])) and (lr, density) != (None, None):
+        raise typer.BadParameter("the density of a trace or a store is measured: leave out --lr and --density", param_hint="--lr")
     if len(sources) == 1 and is_store(sources[0]):
         return planning.from_trace(_newest_part(sources[0], first, last))
     history = open_history(sources, first, last)

@@ -14,7 +14,7 @@ import typer
 
 from pulse.cli.console import Json, emit, factor, percent, progress, reported, size, table, warn
 from pulse.cli.patches import EncodingName
-from pulse.errors import DigestMismatch, FileError, FormatError, NotFound, StoreError, StoreUnavailable, StoreUnsuitable
+from pulse.errors import DigestMismatch, FileError, FormatError, NoPath, NotFound, StoreError, StoreUnavailable, StoreUnsuitable
 
 if TYPE_CHECKING:
     from pulse.follow import DirectoryFollower, Followed
@@ -69,7 +69,9 @@ def publish(
         except StoreError as error:
             warn(f"version {receipt.version} is committed, but its anchor could not be added (the next publish tries again): {error}")
     lines = [
-        f"version {receipt.version} of {target.url}: {receipt.kind}, {size(receipt.nbytes)}"
+        f"version {receipt.version} of {target.url}: "
+        + (f"{receipt.encoding} patch" if receipt.kind == "patch" else "anchor")
+        + f", {size(receipt.nbytes)}"
         + (f", {factor(receipt.full_nbytes, receipt.nbytes)} smaller than the whole" if receipt.nbytes < receipt.full_nbytes else "")
         + (f" ({receipt.reason})" if receipt.reason else ""),
         f"  {receipt.changed:,} of {receipt.units:,} weights "
@@ -80,6 +82,7 @@ def publish(
         "store": target.url,
         "version": receipt.version,
         "kind": receipt.kind,
+        "encoding": receipt.encoding,
         "reason": receipt.reason,
         "step": receipt.step,
         "changed": receipt.changed,
@@ -234,7 +237,7 @@ def follow(
     """Keep a directory at the newest version, until interrupted. DIR/current always leads to a whole, verified version.
 
     DIR/versions keeps that version and the one before: open files through DIR/current. A store that does not answer, or whose newest
-    objects are damaged, is asked again, with a warning; with --once or after --timeout that is an error.
+    objects are damaged, is asked again, with a warning; with --once or after --timeout that is an error, as is a store without a version.
     """
     from pulse.cli.sources import named_store
     from pulse.follow import DirectoryFollower
@@ -251,10 +254,12 @@ def follow(
         for followed in _followed(follower, stopping, patience):
             _say(followed, follower.current, as_json=as_json)
         version = follower.version
+    if patience is not None and version is None and not stopping.is_set():
+        raise NoPath(f"{target.url}: nothing is published there, so {follower.current} does not exist")
     if patience is not None:
-        result = {"current": str(follower.current), "version": version}
-        line = f"{follower.current}: " + ("nothing is published yet" if version is None else f"version {version}")
-        emit(result, [line], as_json=as_json, stream=True)
+        emit(
+            {"current": str(follower.current), "version": version}, [f"{follower.current}: version {version}"], as_json=as_json, stream=True
+        )
 
 
 def _followed(follower: DirectoryFollower, stopping: threading.Event, patience: float | None) -> Iterator[Followed]:

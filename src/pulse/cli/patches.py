@@ -106,6 +106,8 @@ def apply(
     from pulse import patch as patches
     from pulse.cli.sources import read_weights
 
+    if output.is_file() and any(output.samefile(source) for source in (patch, Path(old)) if source.exists()):
+        raise FileError(f"{output} is what is read here; write the result elsewhere")
     if not _is_patch(patch) and Path(old).is_file() and _is_patch(Path(old)):
         raise FormatError(f"{patch} is not a patch, but {old} is: pulse apply PATCH OLD -o NEW")
     blob = files.read_file(patch)
@@ -120,7 +122,7 @@ def apply(
             beside = checkpoint.companions(old) if Path(old).is_dir() else []
             follow.write_directory(output, after, [(name, files.read_file(path)) for name, path in beside])
     result = {"output": str(output), "changed": decoded.changed, "base": decoded.base, "result": decoded.result}
-    lines = [f"{output}: {decoded.changed:,} weights written", f"  state digest {decoded.result} as the patch says"]
+    lines = [f"{output}: {decoded.changed:,} weights changed", f"  state digest {decoded.result} as the patch says"]
     emit(result, lines, as_json=as_json)
 
 

@@ -29,7 +29,7 @@ from pulse.patch import Part
 
 Base = Callable[[str], TensorBits]  # the bits that a patch applies to, by the tensor's name
 _SAMPLE = 1 << 18  # units of a lane from which its classes are decided
-_WORTH = 64  # bytes that gaps and steps must save in a block: unlike ranks, they do not tell a wrong base
+_WORTH = 64  # bytes that gaps and steps must save in a block: unlike ranks, they say nothing of units that do not change
 
 
 def units_of(part: Part, base: Base, lo: int = 0, hi: int | None = None) -> NDArray[Any]:
@@ -71,7 +71,7 @@ def encode_block(
     section = encode_ranks(lane, span, positions, steps, classes, base)
     entry, planes = gaps.pack(positions, steps, span[0], fold=True)
     if sum(map(len, planes)) + _WORTH < len(section):
-        return entry, planes
+        return entry, [*planes, _unclassed_check(positions, _old_at(lane, span, positions, base))]
     return (positions.size, 1, 0), [section]
 
 
@@ -83,11 +83,13 @@ def decode_block(
         return nothing(entry[0], lane.dtype)
     if not entry[2]:
         return decode_ranks(lane, span, entry[0], sections[0], classes, base)
-    positions, steps = gaps.unpack(entry, sections, span, lane.dtype.unsigned, fold=True)
-    old = np.empty(positions.size, lane.dtype.unsigned)
-    for flat, start in _pieces(lane, span, base):
-        lo, hi = np.searchsorted(positions, np.array([start, start + flat.size], np.uint64))
-        old[lo:hi] = flat[positions[lo:hi] - np.uint64(start)]
+    *planes, check = sections
+    if len(check) != 4:
+        raise FormatError(f"a check of {len(check)} bytes; a block of gaps and steps has one of 4")
+    positions, steps = gaps.unpack(entry, planes, span, lane.dtype.unsigned, fold=True)
+    old = _old_at(lane, span, positions, base)
+    if _unclassed_check(positions, old) != check:
+        raise BaseMismatch("the weights differ from those that the patch was made for")
     return positions, advance(old, steps, lane.dtype)
 
 
@@ -157,6 +159,20 @@ def _outward(steps: NDArray[Any], old: NDArray[Any], dtype: DType) -> NDArray[An
     negative = old >> dtype.unsigned.type(8 * dtype.width - 1)
     turned: NDArray[Any] = (steps ^ -negative) + negative
     return turned
+
+
+def _old_at(lane: Lane, span: tuple[int, int], positions: NDArray[np.uint64], base: Base) -> NDArray[Any]:
+    """The base's bits at some positions of the lane, inside `span`."""
+    old = np.empty(positions.size, lane.dtype.unsigned)
+    for flat, start in _pieces(lane, span, base):
+        lo, hi = np.searchsorted(positions, np.array([start, start + flat.size], np.uint64))
+        old[lo:hi] = flat[positions[lo:hi] - np.uint64(start)]
+    return old
+
+
+def _unclassed_check(positions: NDArray[np.uint64], old: NDArray[Any]) -> bytes:
+    """The check of a block of gaps and steps."""
+    return _check(np.empty(0, np.int64), positions, old).to_bytes(4, "little")
 
 
 def _check(seen: NDArray[np.int64], positions: NDArray[np.uint64], old: NDArray[Any]) -> int:

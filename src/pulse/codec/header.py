@@ -38,6 +38,11 @@ class Header:
         """How the parts lie in the sections."""
         return lanes_of([part for part, _ in self.parts])
 
+    def sections_of(self, entry: tuple[int, int, int]) -> int:
+        """How many sections a block has: its planes; in the contextual encoding gaps and steps are followed by a check."""
+        _, first, values = entry
+        return first + values + (self.encoding == "contextual" and values > 0)
+
     @property
     def changed(self) -> int:
         """Units written."""
@@ -132,7 +137,7 @@ def _few_blocks(lane: Lane, header: Header) -> Iterator[tuple[int, int]]:
 
 def check_sections(header: Header, found: int) -> None:
     """Raise `FormatError` unless the container holds as many sections as the header describes."""
-    wanted = sum(gaps + values for _, gaps, values in header.blocks) + sum(header.chunks)
+    wanted = sum(map(header.sections_of, header.blocks)) + sum(header.chunks)
     if wanted != found:
         raise FormatError(f"patch header: {wanted} sections described, {found} there")
 

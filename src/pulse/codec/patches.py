@@ -142,7 +142,7 @@ def decode(
     if header.encoding == "contextual" and header.parts and base is None:
         raise ValueError("a contextual patch is read beside the weights that it applies to: decode(blob, base)")
     queue = iter(sections)
-    blocks = [[next(queue) for _ in range(number + more)] for _, number, more in header.blocks]
+    blocks = [[next(queue) for _ in range(header.sections_of(entry))] for entry in header.blocks]
     try:
         changes = {change.part: change for change in _decode_changes(header, blocks, _reader(base), threads)}
     except BaseMismatch as error:

@@ -16,7 +16,7 @@ from transformers import TrainerCallback
 
 from pulse.codec import Encoding
 from pulse.errors import StoreUnavailable
-from pulse.publisher import Publisher, Receipt
+from pulse.publisher import Publisher, Receipt, check_options
 from pulse.store import ObjectStore, open_store
 from pulse.torch import ModuleWeights
 
@@ -51,6 +51,10 @@ class PublishCallback(TrainerCallback):  # type: ignore[misc]  # the base has no
         compress_anchors: bool = False,
         patience: int = 3,
     ) -> None:
+        for name, value in (("every", every), ("patience", patience)):
+            if not isinstance(value, int) or value < 1:
+                raise ValueError(f"{name}={value!r}: 1 or more is wanted")
+        check_options(anchor_every, encoding, link)
         self._store = open_store(store) if isinstance(store, str | os.PathLike) else store
         self._every = every
         self._view = view
