@@ -110,3 +110,14 @@ def test_mistakes_are_one_clear_line(pulse, checkpoints, store, tmp_path):
         assert words in refused.err
         assert len(refused.err.splitlines()) == 1
     assert pulse("analyze").code == 2
+
+
+def test_a_page_never_takes_the_place_of_something_else(pulse, checkpoints, tmp_path):
+    before = checkpoints[0].read_bytes()
+    refused = pulse("analyze", *checkpoints, "--html", checkpoints[0])
+    assert refused.code == 1
+    assert "not overwritten" in refused.err
+    assert checkpoints[0].read_bytes() == before
+    for _ in range(2):  # an older page may be
+        assert pulse("analyze", *checkpoints, "--html", "page.html").code == 0
+    assert pulse("analyze", *checkpoints, "--lr", "inf").code == 2

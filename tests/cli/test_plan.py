@@ -73,3 +73,26 @@ def test_speeds_can_be_measured_here(pulse):
 )
 def test_wrong_usage_exits_2(pulse, checkpoints, arguments):
     assert pulse("plan", *arguments).code == 2
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        ("--params", "inf", "--density", "0.1"),
+        ("--params", "1e6", "--density", "0.1", "--lr", "1e-6"),
+        ("--params", "1e6", "--density", "0.1", "--from", "3"),
+        ("--params", "1e6", "--density", "nan"),
+    ],
+)
+def test_what_cannot_be_calculated_or_is_not_looked_at_is_refused(pulse, options):
+    refused = pulse("plan", *options)
+    assert refused.code == 2
+    assert "Traceback" not in refused.err
+
+
+def test_a_trace_needs_two_moments_and_no_guesses(pulse, checkpoints):
+    assert pulse("publish", "store", checkpoints[0]).code == 0
+    alone = pulse("plan", "store")
+    assert alone.code == 1
+    assert "two moments" in alone.err
+    assert pulse("plan", *checkpoints, "--lr", "1e-6").code == 2

@@ -325,3 +325,10 @@ def test_log_says_the_size_of_every_anchor_and_whether_it_is_compressed(pulse, t
     assert (late["kind"], patch["anchor_bytes"]) == ("patch", None)
     assert plain["anchor_bytes"] == plain["bytes"] >= plain["full_bytes"]
     assert late["anchor_bytes"] <= 0.70 * late["full_bytes"]
+
+
+def test_follow_without_a_version_to_follow_is_an_error_once_it_no_longer_waits(pulse):
+    for options in (("--once",), ("--timeout", "0.5")):
+        refused = pulse("follow", "typo", "dir", *options)
+        assert refused.code == 1
+        assert "nothing is published" in refused.err

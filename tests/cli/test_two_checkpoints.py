@@ -195,3 +195,12 @@ def test_an_output_device_that_is_full_is_one_clear_line(checkpoints):
         done = subprocess.run([PULSE, "diff", *checkpoints[:2]], stdout=full, stderr=subprocess.PIPE, text=True, check=False, timeout=60)
     assert done.returncode == 1
     assert done.stderr == "pulse: output: No space left on device\n"
+
+
+def test_apply_does_not_write_over_what_it_reads(pulse, checkpoints):
+    pulse("diff", *checkpoints[:2], "-o", "step.pulse")
+    before = checkpoints[0].read_bytes()
+    refused = pulse("apply", "step.pulse", checkpoints[0], "-o", checkpoints[0])
+    assert refused.code == 1
+    assert "write the result elsewhere" in refused.err
+    assert checkpoints[0].read_bytes() == before

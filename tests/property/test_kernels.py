@@ -142,3 +142,29 @@ def test_kernels_run_where_the_disk_is_too_full_for_a_cache(tmp_path):
     ran = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False)
     assert (ran.returncode, ran.stderr) == (0, "")
     assert not list(tmp_path.rglob("*.nbc"))
+
+
+def test_kernels_run_beside_a_cache_that_was_spoiled(tmp_path):
+    code = (
+        "import numpy as np; from pulse import digest, kernels\n"
+        "flat = np.arange(40000, dtype='u2')\n"
+        "assert digest.flat_sum(flat) == digest.plain_flat_sum(flat)\n"
+        "print(kernels.is_cached())\n"
+    )
+    environment = {"PATH": "", "NUMBA_CACHE_DIR": str(tmp_path)}
+    for spoil in (b"", b"garbage", None):
+        ran = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False)
+        assert (ran.returncode, ran.stderr) == (0, "")
+        for path in tmp_path.rglob("*.nbi"):
+            path.write_bytes(path.read_bytes()[:40] if spoil is None else spoil)
+
+
+def test_kernels_run_without_a_compiler_too():
+    code = (
+        "import numpy as np; from pulse import kernels\n"
+        "assert kernels.changed_positions(np.arange(9, dtype='u2'), np.zeros(9, 'u2')).tolist() == list(range(1, 9))\n"
+    )
+    ran = subprocess.run(
+        [sys.executable, "-c", code], env={"PATH": "", "NUMBA_DISABLE_JIT": "1"}, capture_output=True, text=True, check=False
+    )
+    assert (ran.returncode, ran.stderr) == (0, "")

@@ -109,3 +109,9 @@ def test_one_path_of_files_need_not_be_a_list(tmp_path):
     pulse.Publisher(store, pulse.MemoryWeights(WEIGHTS), files=tmp_path / "config.json").publish()
     manifest = Versions(store).manifest(0)
     assert [file.name for file in manifest.anchor.files] == ["config.json"]
+
+
+@pytest.mark.parametrize("tensor", [torch.zeros(2, device="meta"), torch.eye(2).to_sparse()])
+def test_a_tensor_without_plain_bits_is_refused_in_our_words(tensor):
+    with pytest.raises(WeightsMismatch, match="no plain bits"):
+        pulse.diff({"w": torch.zeros(2)}, {"w": tensor})

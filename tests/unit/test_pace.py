@@ -87,3 +87,9 @@ def test_an_encoding_that_was_asked_for_needs_no_reason() -> None:
 def test_a_link_that_carries_nothing_is_refused(link: float) -> None:
     with pytest.raises(ValueError, match="bits per second"):
         Publisher(MemoryStore(), MemoryWeights({}), link=link)
+
+
+@pytest.mark.parametrize("link", ["1Gbit", True, float("inf")])
+def test_a_link_that_is_no_number_of_bits_is_refused(link: object) -> None:
+    with pytest.raises(ValueError, match="bits per second"):
+        Publisher(MemoryStore(), MemoryWeights({}), link=link)  # type: ignore[arg-type]

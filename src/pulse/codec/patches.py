@@ -37,7 +37,8 @@ def encode(
 ) -> bytes:
     """The bytes of `patch`. `base` (name -> tensor): the weights that it applies to.
 
-    The contextual encoding always needs the base, the others only where the values must be converted: bits to steps or back. threads: how
+    The contextual encoding always needs the base, the others only where the values must be converted: bits to steps or back. That it is the
+    right base is not checked here, which would cost a pass over all bits: whoever reads the patch finds out. threads: how
     many to use; the bytes do not depend on it.
     """
     if not isinstance(patch, Patch):
@@ -146,10 +147,8 @@ def decode(
     try:
         changes = {change.part: change for change in _decode_changes(header, blocks, _reader(base), threads)}
     except BaseMismatch as error:
-        digest = header.base or "unknown"
-        raise BaseMismatch(
-            f"the patch applies to weights with state digest {digest}; these are others: find its base, or an anchor"
-        ) from error
+        which = "weights" if header.base is None else f"weights with state digest {header.base}"
+        raise BaseMismatch(f"the patch applies to {which}; these are others: find its base, or an anchor") from error
     for part, count in header.parts:
         if changes[part].positions.size != count:
             raise FormatError(f"{part.name}: the header says {count} changes, the blocks hold {changes[part].positions.size}")

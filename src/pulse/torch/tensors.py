@@ -69,6 +69,8 @@ def signed_view(tensor: torch.Tensor) -> torch.Tensor:
 def tensor_bits(tensor: torch.Tensor) -> TensorBits:
     """The bits of a tensor on any device. Shares its memory if that is on the host and contiguous."""
     code = code_of(tensor.dtype)
+    if tensor.is_meta or tensor.layout != torch.strided:
+        raise WeightsMismatch(f"a tensor of layout {tensor.layout} on the {tensor.device.type} device has no plain bits")
     flat = signed_view(tensor.detach().resolve_conj().resolve_neg()).contiguous().reshape(-1).cpu().numpy()
     return TensorBits(code, shape_of(tensor), flat.view(dtype_of(code).unsigned))
 
