@@ -197,10 +197,10 @@ def test_an_output_device_that_is_full_is_one_clear_line(checkpoints):
     assert done.stderr == "pulse: output: No space left on device\n"
 
 
-def test_apply_does_not_write_over_what_it_reads(pulse, checkpoints):
-    pulse("diff", *checkpoints[:2], "-o", "step.pulse")
-    before = checkpoints[0].read_bytes()
-    refused = pulse("apply", "step.pulse", checkpoints[0], "-o", checkpoints[0])
+def test_apply_does_not_write_over_the_patch_that_it_reads(pulse, checkpoints, tmp_path):
+    pulse("diff", *checkpoints[:2], "-o", "step.safetensors")  # an odd name for a patch
+    before = (tmp_path / "step.safetensors").read_bytes()
+    refused = pulse("apply", "step.safetensors", checkpoints[0], "-o", "step.safetensors")
     assert refused.code == 1
     assert "write the result elsewhere" in refused.err
-    assert checkpoints[0].read_bytes() == before
+    assert (tmp_path / "step.safetensors").read_bytes() == before

@@ -106,8 +106,8 @@ def apply(
     from pulse import patch as patches
     from pulse.cli.sources import read_weights
 
-    if output.is_file() and any(output.samefile(source) for source in (patch, Path(old)) if source.exists()):
-        raise FileError(f"{output} is what is read here; write the result elsewhere")
+    if output.is_file() and patch.is_file() and output.samefile(patch):
+        raise FileError(f"{output} is the patch that is read here; write the result elsewhere")
     if not _is_patch(patch) and Path(old).is_file() and _is_patch(Path(old)):
         raise FormatError(f"{patch} is not a patch, but {old} is: pulse apply PATCH OLD -o NEW")
     blob = files.read_file(patch)
