@@ -28,7 +28,7 @@ from pulse.mixer import C1
 from pulse.patch import Part
 
 Base = Callable[[str], TensorBits]  # the bits that a patch applies to, by the tensor's name
-_SAMPLE = 1 << 18  # units of a lane from which its classes are decided
+_SAMPLE = 1 << 20  # units of a lane from which its classes are decided: a quarter of that misjudges classes of few units (docs/log.md)
 _WORTH = 64  # bytes that gaps and steps must save in a block: unlike ranks, they say nothing of units that do not change
 
 
