@@ -254,3 +254,29 @@ def test_resolving_after_decoding_is_decoding_with_the_base(pair):
     old, new = pair
     blob = codec.encode(diff(old, new), old)
     assert resolve(codec.decode(blob), old) == codec.decode(blob, old)
+
+
+class Counted(dict):
+    """Tensors that count how often each is read, as those of a device are copied at each reading."""
+
+    def __init__(self, tensors):
+        super().__init__(tensors)
+        self.reads = 0
+
+    def __getitem__(self, name):
+        self.reads += 1
+        return super().__getitem__(name)
+
+
+def test_a_tensor_of_many_blocks_is_read_once_and_not_for_each_block():
+    rng = np.random.default_rng(0)
+    old = {"w": tensors(*rng.integers(1 << 30, 1 << 31, 1000).tolist())}
+    new = {"w": old["w"].copy()}
+    new["w"].flat[::7] ^= 1
+    patch = relate(diff(old, new), old)
+    base = Counted(old)
+    blob = codec.encode(patch, base, encoding="contextual", block=10, threads=1)
+    assert base.reads == 1
+    base.reads = 0
+    assert apply(codec.decode(blob, base, threads=1), old) == new
+    assert base.reads == 1

@@ -7,6 +7,7 @@ needs old bits only where it writes. absolute: gaps and new bits, for receivers 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -24,6 +25,7 @@ from pulse.errors import BaseMismatch, FormatError, WeightsMismatch
 from pulse.patch import Patch, TensorPatch, relate, resolve
 from pulse.threads import each
 
+_KEPT = 4  # tensors of the base: as many as the blocks under way lie in, where tensors are large
 _Block = tuple[gaps.Entry, list[bytes]]
 
 
@@ -83,6 +85,9 @@ def _in_values_of(encoding: Encoding, patch: Patch, base: Mapping[str, Any] | No
 
 
 def _reader(base: Mapping[str, Any] | None) -> contextual.Base:
+    """Reads the base by name. The last few tensors are kept: blocks in a row lie in one, and it may be a copy made for the reading."""
+
+    @lru_cache(maxsize=_KEPT)
     def read(name: str) -> TensorBits:
         if base is None or name not in base:
             raise WeightsMismatch(f"the patch changes {name}, which these weights do not have")
