@@ -8,10 +8,13 @@ help:
 	@echo 'make demo        the main job: RL steps of a real model reach inference workers as verified patches'
 	@echo '                 MODEL=dir|hub-name  STEPS=20  WORKERS=2  STORE=url  SEED=0  RUN=runs/demo'
 	@echo 'make demo-exact  patches and whole checkpoints learn the same, to the last bit'
+	@echo 'make loco        several trainers and workers on one store: PULSELoCo on a real model'
+	@echo '                 METHOD=pulseloco  R=2  H=8  W=2  ROUNDS=  LINK=100mbit  MODEL=  SEED=0  RUN=runs/loco'
+	@echo 'make loco-compare  PULSELoCo beside its rivals: learning against bytes (an hour; goes on where it was stopped)  RUN=runs/loco-compare'
 	@echo 'make test        every test, linter and type check'
 	@echo 'make bench       sizes beside other layouts, and speeds (20 minutes; BENCH=--quick: one)'
 	@echo 'make longrun     400 GRPO steps, published: what pulse analyze looks at (hours; goes on where it was stopped)  RUN=runs/longrun'
-	@echo 'make fuzz        mutated patches against the decoder  SECONDS=600  SEED='
+	@echo 'make fuzz        mutated patches and payloads against the decoders  SECONDS=600  SEED='
 	@echo 'make venv        only set up .venv'
 
 .PHONY: venv
@@ -40,6 +43,24 @@ demo: venv
 .PHONY: demo-exact
 demo-exact: venv
 	$(BIN)/python -m demo --exact $(DEMO_OPTIONS)
+
+METHOD ?=
+R ?=
+H ?=
+W ?=
+ROUNDS ?=
+LINK ?=
+LOCO_OPTIONS = $(if $(METHOD),--method '$(METHOD)') $(if $(R),--trainers $(R)) $(if $(H),--inner-steps $(H)) $(if $(W),--workers $(W)) \
+	$(if $(ROUNDS),--rounds $(ROUNDS)) $(if $(LINK),--link '$(LINK)') $(if $(MODEL),--model '$(MODEL)') $(if $(SEED),--seed $(SEED)) \
+	$(if $(STORE),--store '$(STORE)') $(if $(RUN),--run '$(RUN)')
+
+.PHONY: loco
+loco: venv
+	$(BIN)/python -m demo.loco $(LOCO_OPTIONS)
+
+.PHONY: loco-compare
+loco-compare: venv
+	OMP_NUM_THREADS=1 $(BIN)/python -m bench.loco $(if $(RUN),--run '$(RUN)')
 
 # One thread each: what is measured brings its own.
 BENCH ?=

@@ -11,7 +11,7 @@ from typing import Any
 
 from rich.console import Console
 
-from bench import report, sizes, speeds
+from bench import report, rounds, sizes, speeds
 from bench.machine import machine, slug
 from bench.steps import Step, stored, synthetic, trace
 
@@ -32,10 +32,10 @@ def main(arguments: list[str] | None = None) -> int:
         made = synthetic(options.params, options.synthetic_lr)
         tables += [] if options.no_sizes else [sizes.measure(made, status.update)]
         measured = None if options.no_speeds else speeds.measure(made, options.rounds, status.update)
-    results = report.Results(shlex.join(["python", "-m", "bench", *arguments]), about, tuple(tables), measured)
+        together = None if options.no_loco else rounds.measure(options.loco_params, options.rounds, status.update)
+    results = report.Results(shlex.join(["python", "-m", "bench", *arguments]), about, tuple(tables), measured, together)
     report.show(console, results)
-    part = "-sizes" if options.no_speeds else "-speeds" if options.no_sizes else ""
-    for path in report.write(options.out, slug() + ("-quick" if options.quick else "") + part, results):
+    for path in report.write(options.out, slug() + ("-quick" if options.quick else "") + _part(options), results):
         console.print(f"written: {path}")
     return 0 if all(row.exact is not False for table in tables for row in table.rows) else 1
 
@@ -46,6 +46,12 @@ def _real(options: argparse.Namespace) -> Iterator[Step]:
         yield from trace(Path(folder).name, Path(folder), lr, regime)
     for url, versions, lr, regime in options.store:
         yield from stored(url, [(int(old), int(new)) for old, new in (pair.split(":") for pair in versions.split(","))], lr, regime)
+
+
+def _part(options: argparse.Namespace) -> str:
+    """What the table holds, if that is not everything, for its name."""
+    kept = [name for name in ("sizes", "speeds", "loco") if not getattr(options, f"no_{name}")]
+    return "" if len(kept) == 3 else "".join(f"-{name}" for name in kept)
 
 
 def _options(arguments: list[str]) -> argparse.Namespace:
@@ -65,11 +71,14 @@ def _options(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--params", type=float, help="made-up weights (default: 1e9)")
     parser.add_argument("--synthetic-lr", type=float, default=1.25e-6, help="their learning rate (default: %(default)s)")
     parser.add_argument("--rounds", type=int, help="of the speeds (default: 5, or 3 with --quick)")
-    parser.add_argument("--no-speeds", action="store_true", help="sizes only")
-    parser.add_argument("--no-sizes", action="store_true", help="speeds only: five minutes, on a machine that does nothing else")
+    parser.add_argument("--loco-params", type=float, help="made-up weights of the PULSELoCo round (default: 1e8)")
+    parser.add_argument("--no-sizes", action="store_true", help="leave out the sizes")
+    parser.add_argument("--no-speeds", action="store_true", help="leave out the speeds: they want a machine that does nothing else")
+    parser.add_argument("--no-loco", action="store_true", help="leave out the PULSELoCo round: it wants the same")
     parser.add_argument("--out", type=Path, default=HERE / "results", help="folder for the table (default: bench/results)")
     options = parser.parse_args(arguments)
     options.params = options.params or (QUICK_PARAMS if options.quick else 1e9)
+    options.loco_params = options.loco_params or (QUICK_PARAMS if options.quick else rounds.PARAMS)
     options.rounds = options.rounds or (3 if options.quick else 5)
     return options
 

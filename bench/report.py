@@ -11,6 +11,7 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
+from bench.rounds import RoundSpeeds
 from bench.sizes import Sizes
 from bench.speeds import MEMORY_LIMIT, TWO_THREADS_LIMIT, Speed, Speeds
 
@@ -23,6 +24,7 @@ class Results:
     machine: dict[str, str]
     sizes: tuple[Sizes, ...]
     speeds: Speeds | None
+    loco: RoundSpeeds | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +43,8 @@ def grids(results: Results) -> Iterator[Grid]:
     yield from map(size_grid, results.sizes)
     if results.speeds is not None:
         yield speed_grid(results.speeds)
+    if results.loco is not None:
+        yield round_grid(results.loco)
 
 
 def size_grid(sizes: Sizes) -> Grid:
@@ -96,6 +100,28 @@ def _speed_row(one: Speed, two: Speed) -> tuple[str, ...]:
         f"{one.seconds_median:.2f}",
         "unknown" if one.extra_memory is None or two.extra_memory is None else f"{max(one.extra_memory, two.extra_memory):.2f}",
     )
+
+
+def round_grid(loco: RoundSpeeds) -> Grid:
+    """The speeds of one PULSELoCo round."""
+    notes = (
+        f"{loco.params:,} made-up FP32 weights, two ranks in memory, one rank's work; {loco.threads} threads; {loco.rounds} rounds",
+        f"in copies of the FP32 weights, the least / the median; a copy took {loco.copy_seconds:.3f} s at best",
+        "encode: gate and payload; decode: two payloads; commit: error feedback, mean, outer step, figures; state: bytes per parameter",
+    )
+    header = "method", "sent", "bytes", "B/entry", "encode", "decode", "commit", "state"
+    rows = tuple(
+        (
+            row.method,
+            f"{row.density:.2%}",
+            f"{row.payload_bytes:,}",
+            f"{row.per_entry:.3f}",
+            *(f"{least:.1f} / {middle:.1f}" for least, middle in (row.encode, row.decode, row.commit)),
+            f"{row.state:.1f}",
+        )
+        for row in loco.rows
+    )
+    return Grid("One PULSELoCo round", notes, header, rows, frozenset(i for i, row in enumerate(loco.rows) if "pulse" in row.method))
 
 
 def show(console: Console, results: Results) -> None:

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import argparse
 import signal
-import subprocess
 import sys
 from pathlib import Path
-from types import FrameType
 
 from rich.console import Console
 
 from demo.exact import compare
+from demo.fleet import RunError
 from demo.model import DEFAULT_MODEL
+from demo.options import interrupt, positive, prepared, seed, store_of
 from demo.report import write_report
-from demo.run import Run, RunError, fresh_folder
+from demo.run import Run, fresh_folder
 from demo.settings import Settings
 from demo.show import Narrator, facts, table
 from demo.summary import summarise
@@ -25,7 +25,7 @@ EXACT_STEPS = 4
 def main(arguments: list[str] | None = None) -> int:
     """Run the demo and say what came out: 0 if everything was verified, 1 if not, 2 for wrong usage."""
     options = _parser().parse_args(arguments)
-    signal.signal(signal.SIGTERM, _interrupt)
+    signal.signal(signal.SIGTERM, interrupt)
     console = Console(width=None if sys.stdout.isatty() else 190)
     try:
         model = prepared(options.model, console)
@@ -41,10 +41,10 @@ def main(arguments: list[str] | None = None) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m demo", description=__doc__)
     parser.add_argument("--model", default=DEFAULT_MODEL, help="directory or hub name (default: %(default)s, out of a pip package)")
-    parser.add_argument("--steps", type=_positive, help="optimizer steps (default: 20; with --exact 4)")
-    parser.add_argument("--workers", type=_positive, default=2, help="inference workers (default: %(default)s)")
+    parser.add_argument("--steps", type=positive, help="optimizer steps (default: 20; with --exact 4)")
+    parser.add_argument("--workers", type=positive, default=2, help="inference workers (default: %(default)s)")
     parser.add_argument("--store", help="where versions travel: a folder or a URL (default: a folder in the run's folder)")
-    parser.add_argument("--seed", type=_seed, default=0, help="everything follows from it (default: %(default)s)")
+    parser.add_argument("--seed", type=seed, default=0, help="everything follows from it (default: %(default)s)")
     parser.add_argument("--run", type=Path, help="folder for the run's records (default: runs/demo; with --exact runs/exact)")
     parser.add_argument(
         "--prompts",
@@ -68,44 +68,12 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _interrupt(_number: int, _frame: FrameType | None) -> None:
-    """Treat a request to end as ^C, so that everything started is ended."""
-    raise KeyboardInterrupt
-
-
-def _seed(text: str) -> int:
-    if not 0 <= (value := int(text)) < 1 << 32:
-        raise argparse.ArgumentTypeError("must be from 0 to 4294967295")
-    return value
-
-
-def _positive(text: str) -> int:
-    if (value := int(text)) < 1:
-        raise argparse.ArgumentTypeError("must be 1 or more")
-    return value
-
-
-def prepared(model: str, console: Console) -> str:
-    """The model's directory, made ready by a process of its own."""
-    with console.status(f"preparing {model} …"):
-        command = [sys.executable, "-m", "demo.model", model]
-        done = subprocess.run(  # noqa: S603  our own module
-            command, capture_output=True, text=True, cwd=Path(__file__).resolve().parent.parent, check=False
-        )
-    if done.returncode != 0:
-        raise RunError(done.stderr.strip().splitlines()[-1].removeprefix("error: ") if done.stderr.strip() else "no model")
-    return done.stdout.strip().splitlines()[-1]
-
-
 def _settings(options: argparse.Namespace, model: str, folder: Path, steps: int) -> Settings:
-    store = options.store or str(folder / "store")
-    if store.startswith("memory:"):
-        raise RunError("a store in memory is seen by one process only: give a folder or a URL with --store")
     samples = Settings.samples_per_prompt
     return Settings(
         run=str(folder),
         model=model,
-        store=store if "://" in store else str(Path(store).resolve()),
+        store=store_of(options.store, folder),
         sync=options.sync,
         steps=options.steps or steps,
         workers=options.workers,

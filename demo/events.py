@@ -12,16 +12,17 @@ Event = dict[str, Any]
 
 
 class EventLog:
-    """Appends events to a file, each with the writer's name and the time."""
+    """Appends events to a file, each with the writer's name, the time, and what is `always` the same."""
 
-    def __init__(self, path: Path, who: str) -> None:
+    def __init__(self, path: Path, who: str, **always: Any) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         self._file = path.open("a", encoding="utf-8")
         self._who = who
+        self._always = always
 
     def write(self, event_kind: str, /, **fields: Any) -> None:
         """Append one event as one whole line."""
-        event = {"event": event_kind, "who": self._who, "at": time.time(), **fields}
+        event = {"event": event_kind, "who": self._who, "at": time.time(), **self._always, **fields}
         self._file.write(json.dumps(event) + "\n")
         self._file.flush()
 

@@ -31,10 +31,10 @@ def _explained() -> Iterator[None]:
 class PatchSender:
     """Publishes the BF16 view of the trainer's FP32 masters after every step."""
 
-    def __init__(self, settings: Settings, model: torch.nn.Module) -> None:
+    def __init__(self, settings: Settings, model: torch.nn.Module, store: pulse.ObjectStore | None = None) -> None:
         with _explained():
             self._publisher = pulse.Publisher(
-                pulse.open_store(settings.store),
+                store or pulse.open_store(settings.store),
                 ModuleWeights(model, view=torch.bfloat16),
                 anchor_every=settings.anchor_every,
                 files=[settings.model],

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
@@ -15,10 +16,9 @@ from demo.summary import Summary
 
 def write_report(folder: Path, settings: Settings, summary: Summary) -> Path:
     """Write the run's report and say where it is."""
-    loader = FileSystemLoader(Path(__file__).resolve().parent)
-    template = Environment(loader=loader, autoescape=True, undefined=StrictUndefined).get_template("report.html.j2")
-    path = folder / "report.html"
-    page = template.render(
+    return write_page(
+        folder / "report.html",
+        "report.html.j2",
         model=Path(settings.model).name,
         settings=asdict(settings),
         verified=summary.verified,
@@ -27,5 +27,11 @@ def write_report(folder: Path, settings: Settings, summary: Summary) -> Path:
         heads=HEADS,
         rows=[(cells(row), row.verified) for row in summary.rows],
     )
-    path.write_text(page, encoding="utf-8")
+
+
+def write_page(path: Path, template: str, **values: Any) -> Path:
+    """Fill in a template of the demo, write what comes of it, and say where it is."""
+    loader = FileSystemLoader(Path(__file__).resolve().parent)
+    environment = Environment(loader=loader, autoescape=True, undefined=StrictUndefined)
+    path.write_text(environment.get_template(template).render(values), encoding="utf-8")
     return path

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Literal, Self
 
 SyncMode = Literal["patch", "checkpoint"]
 
@@ -44,7 +44,7 @@ class Settings:
         path.write_text(json.dumps(asdict(self), indent=2) + "\n")
         return path
 
-    @staticmethod
-    def load(path: Path) -> Settings:
+    @classmethod
+    def load(cls, path: Path) -> Self:
         """Read what `save` wrote."""
-        return Settings(**json.loads(path.read_text()))
+        return cls(**json.loads(path.read_text()))

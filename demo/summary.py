@@ -69,24 +69,35 @@ class Summary:
 
 def summarise(folder: Path) -> Summary:
     """Read a run's events."""
+    of, seconds = by_kind(folder)
+    steps = of["step"]
+    return Summary(
+        rows=[_row(published, of) for published in of["published"]],
+        catch_ups=[catch_up_of(restarted, of) for restarted in of["restarted"]],
+        requeued=sum(event["request"] is not None for event in of["lost"]),
+        peak_memory={event["who"]: event["peak_memory"] for event in of["done"]},
+        seconds=seconds,
+        rollouts=rollouts_by_worker(of["answered"]),
+        mismatch=sum(event["mismatch"] for event in steps) / max(len(steps), 1),
+    )
+
+
+def by_kind(folder: Path) -> tuple[dict[str, list[Event]], float]:
+    """A run's events in the order of their times, by kind; and how long it took."""
     events = list(read_events(folder / "events"))
     of: dict[str, list[Event]] = defaultdict(list)
     for event in events:
         of[event["event"]].append(event)
-    answered, steps = of["answered"], of["step"]
-    rollouts: dict[str, int] = defaultdict(int)
+    return of, events[-1]["at"] - events[0]["at"]
+
+
+def rollouts_by_worker(answered: list[Event]) -> dict[str, int]:
+    """How many groups of rollouts each worker has drawn."""
+    counts: dict[str, int] = defaultdict(int)
     for event in answered:
         for worker, count in event["by_worker"].items():
-            rollouts[worker] += count
-    return Summary(
-        rows=[_row(published, of) for published in of["published"]],
-        catch_ups=[_catch_up(restarted, of) for restarted in of["restarted"]],
-        requeued=sum(event["request"] is not None for event in of["lost"]),
-        peak_memory={event["who"]: event["peak_memory"] for event in of["done"]},
-        seconds=events[-1]["at"] - events[0]["at"],
-        rollouts=dict(rollouts),
-        mismatch=sum(event["mismatch"] for event in steps) / max(len(steps), 1),
-    )
+            counts[worker] += count
+    return dict(counts)
 
 
 def _row(published: Event, of: dict[str, list[Event]]) -> Row:
@@ -94,7 +105,7 @@ def _row(published: Event, of: dict[str, list[Event]]) -> Row:
     answered = [event for event in of["answered"] if event["version"] == version]
     applied = [event for event in of["applied"] if event["version"] == version and event["base"] is not None]
     applied = applied or [event for event in of["applied"] if event["version"] == version]
-    holders, agreeing = _verdict(published, of)
+    holders, agreeing = verdict(published, of)
     first = [event["to_first_token"] for event in answered if event["to_first_token"] is not None]
     return Row(
         version=version,
@@ -120,23 +131,25 @@ def _of_split(answered: list[Event], split: str) -> float | None:
     return next((event["reward"] for event in answered if event["split"] == split), None)
 
 
-def _verdict(published: Event, of: dict[str, list[Event]]) -> tuple[int, int]:
+def verdict(published: Event, of: dict[str, list[Event]]) -> tuple[int, int]:
     """How many workers hashed the version, and how many of them found what the trainer found."""
     version = published["version"]
     hashes = [event for event in of["hashed"] + of["finished"] if event["version"] == version]
-    mine = {event["sha256"] for event in hashes if event["who"] == "trainer" and "worker" not in event}
+    mine = {
+        event["sha256"] for event in hashes if "digest" not in event
+    }  # what the trainer says of itself: it has no need to read a digest
     found: dict[str, set[tuple[Any, Any]]] = defaultdict(set)
     for event in hashes:
-        worker = str(event.get("worker", event["who"]))
-        if worker != "trainer":
-            found[worker].add((event["digest"], event["sha256"]))
+        if "digest" in event:
+            found[str(event.get("worker", event["who"]))].add((event["digest"], event["sha256"]))
     expected = {(published["digest"], sha256) for sha256 in mine}
     used = {digest for event in of["answered"] if event["version"] == version for digest in event["digests"]}
     honest = len(expected) == 1 and used <= {published["digest"]}
     return len(found), sum(honest and pairs == expected for pairs in found.values())
 
 
-def _catch_up(restarted: Event, of: dict[str, list[Event]]) -> CatchUp:
+def catch_up_of(restarted: Event, of: dict[str, list[Event]]) -> CatchUp:
+    """How a worker came back."""
     worker = restarted["worker"]
     killed = next(event for event in of["killed"] if event["worker"] == restarted["lost"])
     first = next(event for event in of["applied"] if event["who"] == worker)

@@ -45,6 +45,10 @@ class Connection:
         host, _, port = address.rpartition(":")
         return Connection(socket.create_connection((host, int(port)), timeout=timeout))
 
+    def fileno(self) -> int:
+        """For `select`."""
+        return self._socket.fileno()
+
     def poll(self, timeout: float) -> bool:
         """Wait for something to read: a message, or the end of the connection."""
         return bool(select.select([self._socket], [], [], timeout)[0])

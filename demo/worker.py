@@ -26,7 +26,7 @@ from demo.sync import Receiver, SyncError, catch_up
 from demo.ways import architecture, open_receiver
 from demo.wire import Connection, Malformed, WireError
 
-_POLL_SECONDS = 0.05
+POLL_SECONDS = 0.05
 _IDLE_SECONDS = 1.0
 _SYNC_SECONDS = 120.0
 
@@ -54,17 +54,29 @@ class Worker:
     def serve(self, connection: Connection) -> None:
         """Work until the trainer says that it is over."""
         while True:
-            if not connection.poll(_POLL_SECONDS):
-                self._while_idle()
-                continue
-            message = connection.receive(timeout=30.0)
-            if message.get("type") == "finish":
-                connection.send(self._finish(int(message["at_least"])).message())
+            if not connection.poll(POLL_SECONDS):
+                self.while_idle()
+            elif self.answer(connection):
                 return
-            if message.get("type") != "generate":
-                raise Malformed(f"the trainer sent {message.get('type')!r}")
-            connection.send(self._generate(Request.parse(message)).message())
-            self._busy_until = time.monotonic()
+
+    def answer(self, connection: Connection) -> bool:
+        """Do what the trainer at the other end asks next; whether that was the last it wanted."""
+        message = connection.receive(timeout=30.0)
+        if message.get("type") == "finish":
+            connection.send(self._finish(int(message["at_least"])).message())
+            return True
+        if message.get("type") != "generate":
+            raise Malformed(f"the trainer sent {message.get('type')!r}")
+        connection.send(self._generate(Request.parse(message)).message())
+        self._busy_until = time.monotonic()
+        return False
+
+    def while_idle(self) -> None:
+        """Hash the live weights once nothing has happened for a while; only then look for a newer version."""
+        if self._receiver.version == self._hashed[0]:
+            self.follow()
+        elif time.monotonic() - self._busy_until > _IDLE_SECONDS:
+            self._hash()
 
     def follow(self, at_least: int | None = None) -> None:
         """Take what is new; with `at_least`, wait until it is there."""
@@ -94,13 +106,6 @@ class Worker:
             logprobs=samples.logprobs,
             first_token_at=samples.first_token_at,
         )
-
-    def _while_idle(self) -> None:
-        """Hash the live weights once nothing has happened for a while; only then look for a newer version."""
-        if self._receiver.version == self._hashed[0]:
-            self.follow()
-        elif time.monotonic() - self._busy_until > _IDLE_SECONDS:
-            self._hash()
 
     def _hash(self) -> str:
         version = self._receiver.version

@@ -62,18 +62,18 @@ _PAIRS: list[list[int]] = START.tolist()  # replaced one by one as contexts lear
 def encode(ranks: Sequence[int], folded: Sequence[int], starts: Sequence[int], means: Sequence[int], check: int) -> bytes:
     """The changes of one block as bytes.
 
-    Class c has the changes starts[c] to starts[c + 1]: ranks ascending within the class, folded the zig-zag of outward steps, never 0.
-    means: of the gaps of each class, in 256ths, at least 1. check: 32 bits that the decoder gives back.
+    Class c has the changes starts[c] to starts[c + 1]: ranks ascending within the class, folded the zig-zag of outward steps, never 0, or
+    empty for ranks alone. means: of the gaps of each class, in 256ths, at least 1. check: 32 bits that the decoder gives back.
     """
-    out = _Writer()
+    out = Writer(_PAIRS)
     for c, (first, stop) in enumerate(pairwise(starts)):
         out.number(stop - first)
-        gaps = _Gaps(means[c])
-        last = -1
-        for rank, step in zip(ranks[first:stop], folded[first:stop], strict=True):
-            gaps.put(out, rank - last - 1)
-            _put_step(out, c, step)
-            last = rank
+        gaps, last = _Gaps(means[c]), -1
+        for j in range(first, stop):
+            gaps.put(out, ranks[j] - last - 1)
+            last = ranks[j]
+            if folded:
+                _put_step(out, c, folded[j])
     out.raw(check, 32)
     return out.finish()
 
@@ -83,9 +83,9 @@ def decode(
 ) -> tuple[list[int], list[int], list[int], int]:
     """The inverse of `encode`: ranks, folded steps, starts, check. Each rank is below `size`, each folded step at most `highest`.
 
-    Raises `FormatError` for anything that `encode` would not have written, `count` changes in all.
+    With `highest` 0 there are no steps. Raises `FormatError` for anything that `encode` would not have written, `count` changes in all.
     """
-    source = _Reader(data)
+    source = Reader(data, _PAIRS)
     ranks: list[int] = []
     folded: list[int] = []
     starts = [0]
@@ -97,11 +97,12 @@ def decode(
         last = -1
         for _ in range(number):
             last += gaps.get(source) + 1
-            step = _get_step(source, c)
-            if last >= size or not 0 < step <= highest:
+            step = _get_step(source, c) if highest else 0
+            if last >= size or step > highest:
                 raise FormatError("a block holds a rank or a step that is out of range")
             ranks.append(last)
-            folded.append(step)
+            if highest:
+                folded.append(step)
         starts.append(len(ranks))
     check = source.raw(32)
     if len(ranks) != count or not source.finished:
@@ -124,8 +125,8 @@ def _shortest(low: int, width: int) -> int:
 class _Contexts:
     """The probabilities, and how they learn."""
 
-    def __init__(self) -> None:
-        self.table = _PAIRS.copy()
+    def __init__(self, start: Sequence[list[int]]) -> None:
+        self.table = list(start)
 
     def of_zero(self, context: int) -> int:
         """The probability of a 0, in 65536ths."""
@@ -139,12 +140,12 @@ class _Contexts:
         self.table[context] = [fast + ((seen - fast) >> FAST), slow + ((seen - slow) >> SLOW)]
 
 
-class _Writer(_Contexts):
+class Writer(_Contexts):
     """An interval [low, low + width) that narrows with every decision; settled 32-bit words leave at the top."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.low, self.width, self.settled = 0, _ALL, 0  # low may exceed 64 bits by the words settled before
+    def __init__(self, start: Sequence[list[int]]) -> None:
+        super().__init__(start)
+        self.low, self.width = 0, _ALL  # low may exceed 64 bits by the words settled before
         self.words = 0
 
     def bit(self, context: int, bit: int) -> None:
@@ -177,11 +178,11 @@ class _Writer(_Contexts):
         return finish((self.low >> 64).to_bytes(4 * self.words, "big"), self.low & _ALL, self.width)
 
 
-class _Reader(_Contexts):
+class Reader(_Contexts):
     """Follows the writer: `code` is the number that the bytes name, less the writer's `low`."""
 
-    def __init__(self, data: bytes) -> None:
-        super().__init__()
+    def __init__(self, data: bytes, start: Sequence[list[int]]) -> None:
+        super().__init__(start)
         self._data = data
         self._at = 8
         self.code, self.width = int.from_bytes(data[:8].ljust(8, b"\0"), "big"), _ALL
@@ -242,7 +243,7 @@ class _Gaps:
     def _learn(self, gap: int) -> None:
         self._mean = max(1, self._mean + (((gap << 8) - self._mean) >> MEAN))
 
-    def put(self, out: _Writer, gap: int) -> None:
+    def put(self, out: Writer, gap: int) -> None:
         """Write one."""
         context, low = self._shape
         high = gap >> low
@@ -257,7 +258,7 @@ class _Gaps:
             out.raw(gap & ((1 << (low - 1)) - 1), low - 1)
         self._learn(gap)
 
-    def get(self, source: _Reader) -> int:
+    def get(self, source: Reader) -> int:
         """Read one."""
         context, low = self._shape
         gap = 0
@@ -274,7 +275,7 @@ class _Gaps:
         return gap
 
 
-def _put_step(out: _Writer, c: int, folded: int) -> None:
+def _put_step(out: Writer, c: int, folded: int) -> None:
     size = (folded + 1) >> 1
     place = size.bit_length() - 1
     for lower in range(place):
@@ -287,7 +288,7 @@ def _put_step(out: _Writer, c: int, folded: int) -> None:
         out.raw(size & ((1 << (place - 1)) - 1), place - 1)
 
 
-def _get_step(source: _Reader, c: int) -> int:
+def _get_step(source: Reader, c: int) -> int:
     place = 0
     while place < STEP - 1 and source.bit(STEPS_AT + c * STEP + place):
         place += 1

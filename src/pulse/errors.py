@@ -9,7 +9,11 @@ PulseError
 │  ├─ BaseMismatch         a patch or update for another base         fetch again
 │  ├─ NoPath               no anchor leads to that version            wait, or ask for an anchor
 │  └─ Fenced               another publisher took over the run        stop this publisher
+├─ RoundRefused             a round, by all ranks; nothing changed   roll back, or mend its cause
 ├─ TornUpdate              an apply was interrupted                   apply it again, or fetch
+├─ ExchangeError           the ranks of a run did not meet            mend the cause, make another exchange
+│  ├─ RankMissing          some ranks did not come; says which        restart those ranks
+│  └─ Regrouped            a rank came back as another process        begin the round again
 ├─ StoreError
 │  ├─ NotFound             no such object                             part of the protocol
 │  ├─ AlreadyExists        put-if-absent lost                         part of the protocol
@@ -58,6 +62,30 @@ class Fenced(ChainError):
 
 class TornUpdate(PulseError):
     """An apply was interrupted: the live weights are between two versions until it is repeated."""
+
+
+class RoundRefused(PulseError):
+    """All ranks have refused a round, since one of them cannot take part in it. Nothing has changed on any. `.ranks` are those ranks."""
+
+    def __init__(self, message: str, ranks: tuple[int, ...] = ()) -> None:
+        super().__init__(message)
+        self.ranks = ranks
+
+
+class ExchangeError(PulseError):
+    """The ranks of a run did not meet: they made different calls, hold different sizes, or a message is not what it claims."""
+
+
+class RankMissing(ExchangeError):
+    """Some ranks did not come, or are gone. `missing` are their numbers, ascending."""
+
+    def __init__(self, message: str, missing: tuple[int, ...] = ()) -> None:
+        super().__init__(message)
+        self.missing = missing
+
+
+class Regrouped(ExchangeError):
+    """A rank came back as another process. Nothing of this attempt counts: begin the round again, with the same exchange."""
 
 
 class StoreError(PulseError):

@@ -44,6 +44,24 @@ def test_the_trainer_and_worker_examples_meet_in_a_folder(tmp_path):
     assert out.endswith("verified\n")
 
 
+def test_the_ranks_of_the_islands_example_end_with_the_same_weights(tmp_path):
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    command = [sys.executable, EXAMPLES / "islands.py", tmp_path / "store"]
+    ranks = [subprocess.Popen([*command, str(rank), "2", "2"], stdout=subprocess.PIPE, text=True, env=environment) for rank in range(2)]
+    try:
+        outputs = [rank.communicate(timeout=200)[0] for rank in ranks]
+    finally:
+        for rank in ranks:
+            rank.kill()
+            rank.wait()
+    assert [rank.returncode for rank in ranks] == [0, 0]
+    ends = [out.splitlines()[-1] for out in outputs]
+    assert ends[0].removeprefix("rank 0") == ends[1].removeprefix("rank 1")
+    assert ends[0].endswith("after 2 rounds")
+    pulled = subprocess.run([Path(sys.executable).parent / "pulse", "log", tmp_path / "store"], capture_output=True, text=True, check=True)
+    assert "step 16" in pulled.stdout or " 16" in pulled.stdout
+
+
 def test_the_readme_example_runs_as_it_stands(tmp_path):
     """The first Python block of the README, line for line, after the few lines that it takes for granted."""
     block = re.search(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)

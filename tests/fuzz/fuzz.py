@@ -1,4 +1,4 @@
-"""Spoils honest patches, manifests and indexes, and looks what comes of them.
+"""Spoils honest patches, payloads, manifests and indexes, and looks what comes of them.
 
 python -m tests.fuzz.fuzz --seconds 600 [--seed N]      many cases; a failing one is written to a file, and ends it
 python -m tests.fuzz.fuzz --seed N --case M             that case alone
@@ -27,6 +27,7 @@ class Fuzzer:
     def __init__(self, seed):
         self.seed = seed
         self.patches = samples.patches()
+        self.payloads = samples.payloads()
         self.documents = samples.documents()
 
     def case(self, number):
@@ -36,8 +37,9 @@ class Fuzzer:
             data, read = rng.choice(self.documents)
             data = mutations.spoiled_document(rng, data, json.loads(data))
             return data, oracle.document_outcome, (data, read)
-        sample = mutations.spoiled(rng, rng.choice(self.patches), rng.choice(self.patches))
-        return sample.blob, oracle.patch_outcome, (sample,)
+        pool, look = (self.payloads, oracle.payload_outcome) if rng.random() < 0.3 else (self.patches, oracle.patch_outcome)
+        sample = mutations.spoiled(rng, rng.choice(pool), rng.choice(pool))
+        return sample.blob, look, (sample,)
 
     def run(self, number):
         """The outcome of one case."""

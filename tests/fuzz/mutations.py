@@ -90,17 +90,18 @@ def exchanged(rng, sample, other):
 
 
 def counted(rng, sample, _):
-    """A block's count and its part's, which agree and lie."""
+    """A block's count, and in a patch its part's, which agree and lie."""
     found, pieces = opened(sample.blob)
-    if found["blocks"] and found["parts"]:
+    if found["blocks"]:
         by = rng.choice([-1, 1, 5])
         rng.choice(found["blocks"])[0] += by
-        rng.choice(found["parts"])[4] += by
+        if found.get("parts"):
+            rng.choice(found["parts"])[4] += by
     return replace(sample, blob=closed(found, pieces))
 
 
 def foreign_header(_, sample, other):
-    """The header of one patch, the sections of another."""
+    """The header of one, the sections of another."""
     return replace(sample, blob=closed(opened(sample.blob)[0], opened(other.blob)[1]))
 
 

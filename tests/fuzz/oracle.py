@@ -7,6 +7,7 @@ from dataclasses import replace
 import numpy as np
 
 from pulse import codec
+from pulse.codec import payload
 from pulse.errors import BaseMismatch, FormatError, PulseError, WeightsMismatch
 from pulse.patch import apply_bits
 
@@ -35,6 +36,26 @@ def patch_outcome(sample):
         raise Unsound("what decodes does not survive a round trip")
     with suppress(PulseError):
         apply_bits(replace(patch, base=None, result=None), sample.base)
+    return "decoded"
+
+
+def payload_outcome(sample):
+    """The same for a payload."""
+    with suppress(FormatError):
+        payload.read(sample.blob)
+    try:
+        (entries,) = payload.decode([sample.blob], sample.anchor, threads=1)
+    except REFUSALS as refusal:
+        return type(refusal).__name__
+    at = entries.positions.astype(np.int64)
+    if at.size and (at[0] < 0 or at[-1] >= sample.anchor.units or not (np.diff(at) > 0).all()):
+        raise Unsound("positions that do not ascend inside the anchor")
+    if entries.values.shape != at.shape or not np.isfinite(entries.values).all():
+        raise Unsound("values that do not fit the positions, or are not finite")
+    again = payload.encode(entries, sample.anchor, block=payload.read(sample.blob)[0].block, threads=1).blob
+    (found,) = payload.decode([again], sample.anchor, threads=1)
+    if not all(np.array_equal(left.view(np.uint32), right.view(np.uint32)) for left, right in zip(found, entries, strict=True)):
+        raise Unsound("what decodes does not survive a round trip")
     return "decoded"
 
 

@@ -1,7 +1,7 @@
-"""Honest patches, manifests and indexes for the fuzzer to spoil."""
+"""Honest patches, payloads, manifests and indexes for the fuzzer to spoil."""
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 
 import numpy as np
@@ -9,9 +9,11 @@ import numpy as np
 from pulse import codec
 from pulse.bits import TensorBits, dtype_of
 from pulse.canonical import from_json, to_json
+from pulse.codec import payload
 from pulse.manifest import LateAnchor, Manifest, TensorIndex, anchor_key, head_bytes, manifest_key, parse_head
 from pulse.patch import Part, Patch, TensorPatch, diff
 from pulse.store import MemoryStore
+from tests import rounds
 from tests.chains import published
 
 
@@ -21,6 +23,19 @@ class Sample:
 
     blob: bytes
     base: dict[str, TensorBits]
+
+
+@dataclass(frozen=True)
+class Payload(Sample):
+    """A payload and the anchor that it was made against; its pieces are named for their number and view."""
+
+    gated: bool = True
+
+    @property
+    def anchor(self):
+        """The anchor."""
+        views = tuple(name.partition(" ")[2] for name in self.base)
+        return payload.Anchor(tuple(bits.flat for bits in self.base.values()), views, self.gated)
 
 
 def tensor(code, shape, units):
@@ -86,6 +101,24 @@ def patches():
         for encoding in codec.ENCODINGS
         for block in (small_block, codec.patches.BLOCK)
     ]
+
+
+@cache
+def payloads():
+    """Payloads in every value dtype: against a few weights, and against many, which go through the kernels."""
+    found = []
+    for views, units, share, block in ((("BF16", "F8_E4M3"), 60, 0.3, 25), (("BF16", "F16"), 40_000, 0.04, 15_000)):
+        anchor, entries = rounds.made(len(found), units, views, share)
+        pieces = {
+            f"{i} {view}": TensorBits("F32", (piece.size,), piece) for i, (view, piece) in enumerate(zip(views, anchor.pieces, strict=True))
+        }
+        entries.values[::5] *= np.float32(1e4)
+        for value_dtype in payload.DIGITS:
+            sample = Payload(b"", pieces, gated=value_dtype != "float8")
+            facts = {"round": 3, "rank": 1, "weight": [1, 2]}
+            blob = payload.encode(entries, sample.anchor, value_dtype=value_dtype, facts=facts, block=block).blob
+            found += [replace(sample, blob=blob)]
+    return found
 
 
 @cache

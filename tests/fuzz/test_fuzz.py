@@ -46,6 +46,9 @@ def test_the_samples_are_honest_and_have_blocks_of_ranks_and_of_gaps():
         most = max([most, *(number for number, _, steps in header.blocks if not steps)])
     assert most > ranks._AT_ONCE  # through the kernels
     assert kinds == {("contextual", False), ("contextual", True), ("portable", True), ("absolute", True)}
+    for sample in samples.payloads():
+        assert oracle.payload_outcome(sample) == "decoded"
+    assert {oracle.payload.read(sample.blob)[0].value_dtype for sample in samples.payloads()} == set(oracle.payload.DIGITS)
     for data, read in samples.documents():
         assert oracle.document_outcome(data, read) == "decoded"
 
@@ -53,5 +56,6 @@ def test_the_samples_are_honest_and_have_blocks_of_ranks_and_of_gaps():
 def test_every_kind_of_mutation_changes_something(fuzzer):
     rng = random.Random(0)
     for kind in mutations.KINDS:
-        changed = [kind(rng, sample, fuzzer.patches[-1]) != sample for sample in fuzzer.patches[:12]]
-        assert any(changed), kind.__name__
+        for pool in (fuzzer.patches[:12], fuzzer.payloads):
+            changed = [kind(rng, sample, fuzzer.patches[-1]) != sample for sample in pool]
+            assert any(changed), kind.__name__

@@ -219,3 +219,43 @@ VECTORS = [
 @pytest.mark.parametrize(("block", "expected"), VECTORS)
 def test_the_vectors_of_the_specification_hold(block, expected):
     assert proven(*block, 1 << 22, 16).hex() == expected
+
+
+@given(blocks())
+def test_ranks_alone_are_written_without_steps_and_both_twins_agree_to_the_byte(block):
+    ranks, _, starts, means, check, size, _ = block
+    data = coder.encode(ranks, [], starts, means, check)
+    assert compiled(ranks, [], starts, means, check) == data
+    assert coder.decode(data, len(means), means, len(ranks), size, 0) == (ranks, [], starts, check)
+    assert compiled_ranks(data, means, len(ranks), size) == (ranks, starts, check)
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_long_blocks_of_ranks_alone_agree_too_and_are_shorter(seed):
+    ranks, folded, starts, means, check, size, _ = drawn(random.Random(seed), 3, 1500)
+    data = coder.encode(ranks, [], starts, means, check)
+    assert len(data) < len(coder.encode(ranks, folded, starts, means, check))
+    assert compiled(ranks, [], starts, means, check) == data
+    assert compiled_ranks(data, means, len(ranks), size) == (ranks, starts, check)
+
+
+@given(
+    st.binary(max_size=40), st.lists(st.integers(1, MOST_MEAN), min_size=1, max_size=3), st.integers(0, 12), st.sampled_from([5, 1 << 28])
+)
+def test_both_twins_make_the_same_of_arbitrary_bytes_for_ranks_alone(data, means, count, size):
+    try:
+        ranks, _, starts, check = coder.decode(data, len(means), means, count, size, 0)
+    except FormatError:
+        assert compiled_ranks(data, means, count, size) is None
+    else:
+        assert compiled_ranks(data, means, count, size) == (ranks, starts, check)
+        assert coder.encode(ranks, [], starts, means, check) == data
+
+
+def compiled_ranks(data, means, count, size):
+    """What the compiled decoder says of ranks without steps, `None` for a refusal."""
+    ranks, nothing, starts = np.empty(count, np.uint32), np.empty(0, np.uint64), np.zeros(len(means) + 1, np.int64)
+    limits = np.uint64(size), np.uint64(0)
+    code, start = np.frombuffer(data, np.uint8), np.array(means, np.uint64)
+    check, found = kernels.decode(code, start, *limits, coder.START.copy(), ranks, nothing, starts)
+    return (ranks.tolist(), starts.tolist(), int(check)) if found == count else None

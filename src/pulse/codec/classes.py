@@ -30,14 +30,14 @@ class Classes:
     exponents: tuple[int, ...]
     means: tuple[int, ...]
 
-    def check(self, dtype: DType) -> None:
-        """Raise `FormatError` unless these are classes of that dtype."""
+    def check(self, limit: int) -> None:
+        """Raise `FormatError` unless these are classes of so many exponents."""
         if len(self.means) != len(self.exponents) + 1 or len(self.means) > CLASSES:
-            raise FormatError(f"patch header: {len(self.exponents)} limits and {len(self.means)} means are no classes")
-        if any(hi <= lo for lo, hi in pairwise((0, *self.exponents, exponents_of(dtype)))):
-            raise FormatError(f"patch header: {self.exponents} do not divide the exponents of {dtype.name}")
+            raise FormatError(f"{len(self.exponents)} limits and {len(self.means)} means are no classes")
+        if any(hi <= lo for lo, hi in pairwise((0, *self.exponents, limit))):
+            raise FormatError(f"{self.exponents} do not divide {limit} exponents")
         if not all(1 <= mean <= _MOST_MEAN for mean in self.means):
-            raise FormatError("patch header: a mean gap that is out of range")
+            raise FormatError("a mean gap that is out of range")
 
     def cuts(self, dtype: DType) -> NDArray[Any]:
         """The lowest magnitude of each class but the first, (classes - 1,) of the dtype's units."""

@@ -45,37 +45,39 @@ def _header_limit(stored: int) -> int:
     return min(_MAX_HEADER, max(stored, _FREE_HEADER + _MAX_PACKING * stored))
 
 
-def read_header(data: bytes | memoryview) -> tuple[dict[str, Any], int]:
-    """The header and the offset of the first section. `data` need only reach that far."""
+def read_header(data: bytes | memoryview, what: str = "patch") -> tuple[dict[str, Any], int]:
+    """The header and the offset of the first section. `data` need only reach that far. what: the word for it in errors."""
     if len(data) < _PREFIX.size:
-        raise FormatError(f"not a patch: {len(data)} bytes, a header needs {_PREFIX.size}")
+        raise FormatError(f"not a {what}: {len(data)} bytes, a header needs {_PREFIX.size}")
     magic, version, flags, stored, raw = _PREFIX.unpack_from(data)
     if magic != MAGIC:
-        raise FormatError(f"not a patch: it starts with {bytes(magic)!r}, not {MAGIC!r}")
+        raise FormatError(f"not a {what}: it starts with {bytes(magic)!r}, not {MAGIC!r}")
     if version != VERSION or flags != 0:
-        raise UnsupportedFormat(f"patch format version {version}, flags {flags:#x}; this reader knows version {VERSION}, no flags: upgrade")
+        raise UnsupportedFormat(
+            f"{what} format version {version}, flags {flags:#x}; this reader knows version {VERSION}, no flags: upgrade"
+        )
     end = _PREFIX.size + stored
     if end > len(data):
-        raise FormatError(f"the patch header claims {stored} bytes, but only {len(data) - _PREFIX.size} follow: truncated or altered")
+        raise FormatError(f"the {what} header claims {stored} bytes, but only {len(data) - _PREFIX.size} follow: truncated or altered")
     if raw > _header_limit(stored):
-        raise FormatError(f"the patch header claims to unpack from {stored} to {raw} bytes; the limit is {_header_limit(stored)}")
-    return from_json(unpack(memoryview(data)[_PREFIX.size : end], raw, "patch header"), "patch header"), end
+        raise FormatError(f"the {what} header claims to unpack from {stored} to {raw} bytes; the limit is {_header_limit(stored)}")
+    return from_json(unpack(memoryview(data)[_PREFIX.size : end], raw, f"{what} header"), f"{what} header"), end
 
 
-def read(data: bytes | memoryview) -> tuple[dict[str, Any], list[memoryview]]:
-    """The header and the stored sections of one whole container, its trailer digest checked first."""
+def read(data: bytes | memoryview, what: str = "patch") -> tuple[dict[str, Any], list[memoryview]]:
+    """The header and the stored sections of one whole container, its trailer digest checked first. what: the word for it in errors."""
     view = memoryview(data)
     if len(view) < _PREFIX.size + _TRAILER or bytes(view[:8]) != MAGIC:
-        read_header(view)  # says what is wrong
-        raise FormatError(f"a patch of {len(view)} bytes is truncated")
+        read_header(view, what)  # says what is wrong
+        raise FormatError(f"a {what} of {len(view)} bytes is truncated")
     found = hashlib.sha256(view[:-_TRAILER]).hexdigest()
     expected = bytes(view[-_TRAILER:]).hex()
-    header, start = read_header(view)
+    header, start = read_header(view, what)
     if found != expected:
-        raise DigestMismatch(f"patch: its trailer says SHA-256 {expected}, its bytes have {found}: truncated or altered")
+        raise DigestMismatch(f"{what}: its trailer says SHA-256 {expected}, its bytes have {found}: truncated or altered")
     sizes = header.pop("sections", None)
     if not isinstance(sizes, list) or not all(type(size) is int and size >= 0 for size in sizes):
-        raise FormatError("patch header: 'sections' is not a list of sizes")
+        raise FormatError(f"{what} header: 'sections' is not a list of sizes")
     if start + sum(sizes) != len(view) - _TRAILER:
-        raise FormatError(f"patch header: sections of {sum(sizes)} bytes, but {len(view) - _TRAILER - start} are there")
+        raise FormatError(f"{what} header: sections of {sum(sizes)} bytes, but {len(view) - _TRAILER - start} are there")
     return header, [view[lo:hi] for lo, hi in pairwise(accumulate(sizes, initial=start))]

@@ -109,7 +109,7 @@ def encode_ranks(
     order = np.argsort(class_of, kind="stable")
     folded = zigzag(_outward(steps, old, lane.dtype))[order].astype(np.uint64)
     starts = np.insert(np.cumsum(np.bincount(class_of, minlength=seen.size)), 0, 0)
-    return ranks.encode(ranked[order], folded, starts, classes.means, _check(seen, positions, old))
+    return ranks.encode(ranked[order], folded, starts, classes.means, check_of(seen, positions, old))
 
 
 def decode_ranks(
@@ -129,7 +129,7 @@ def decode_ranks(
         now = slice(done, done + found.size)
         old[now], which[now], positions[now] = flat[found], order, found + np.uint64(start)
         done += found.size
-    if done != count or _check(seen, positions, old) != check:
+    if done != count or check_of(seen, positions, old) != check:
         raise BaseMismatch("the weights differ from those that the patch was made for")
     return positions, advance(old, _outward(steps[which], old, lane.dtype), lane.dtype)
 
@@ -172,10 +172,10 @@ def _old_at(lane: Lane, span: tuple[int, int], positions: NDArray[np.uint64], ba
 
 def _unclassed_check(positions: NDArray[np.uint64], old: NDArray[Any]) -> bytes:
     """The check of a block of gaps and steps."""
-    return _check(np.empty(0, np.int64), positions, old).to_bytes(4, "little")
+    return check_of(np.empty(0, np.int64), positions, old).to_bytes(4, "little")
 
 
-def _check(seen: NDArray[np.int64], positions: NDArray[np.uint64], old: NDArray[Any]) -> int:
+def check_of(seen: NDArray[np.int64], positions: NDArray[np.uint64], old: NDArray[Any]) -> int:
     """32 bits that tell one base from another: how many units each class has, and the bits where something changes."""
     total = sum_at(positions, old).lane0
     for number in seen.tolist():

@@ -9,7 +9,7 @@ from typing import Any, Literal
 from pulse.bits import Spec, dtype_of
 from pulse.canonical import fields, natural, optional, shown, state_digits, text, tuple_of
 from pulse.codec import container
-from pulse.codec.classes import Classes
+from pulse.codec.classes import Classes, exponents_of
 from pulse.codec.lanes import MAX_BLOCK, Lane, lanes_of
 from pulse.errors import FormatError, UnsupportedFormat, WeightsMismatch
 from pulse.patch import Part, TensorPatch
@@ -80,10 +80,12 @@ def check_specs(header: Header, specs: Mapping[str, Spec]) -> None:
 def parse_header(raw: dict[str, Any]) -> Header:
     """A header from its JSON object; `FormatError` for anything that does not add up."""
     encoding = raw.get("encoding")
+    if encoding is None and "kind" in raw:
+        raise FormatError(f"this is no patch: it is a {shown(raw['kind'])} that trainers exchange in a round")
     if encoding not in ENCODINGS:
         raise UnsupportedFormat(f"encoding {shown(encoding)}; this reader knows {', '.join(ENCODINGS)}")
     try:
-        readers = dict(_READERS) | ({"classes": tuple_of(_classes_from_json)} if encoding == "contextual" else {})
+        readers = dict(_READERS) | ({"classes": tuple_of(classes_from_json)} if encoding == "contextual" else {})
         header = Header(**fields(raw, **readers))
     except FormatError as error:
         raise type(error)(f"patch header: {error}") from error
@@ -123,7 +125,10 @@ def _check_classes(header: Header) -> None:
     if len(header.classes) != len(header.lanes):
         raise FormatError("patch header: the classes do not fit the lanes")
     for lane, classes in zip(header.lanes, header.classes, strict=True):
-        classes.check(lane.dtype)
+        try:
+            classes.check(exponents_of(lane.dtype))
+        except FormatError as error:
+            raise FormatError(f"patch header: {error}") from error
     if any(sections > 1 and not values for _, sections, values in header.blocks):
         raise FormatError("patch header: a block of ranks is one section, one of gaps has steps as well")
 
@@ -174,7 +179,8 @@ def _block_from_json(entry: object) -> tuple[int, int, int]:
     return count, gap_planes, value_planes
 
 
-def _classes_from_json(entry: object) -> Classes:
+def classes_from_json(entry: object) -> Classes:
+    """Classes as a header lists them."""
     exponents, means = _list(entry, 2)
     return Classes(tuple_of(natural)(exponents), tuple_of(natural)(means))
 

@@ -114,14 +114,14 @@ def encode(ranks: NDArray[np.uint32], folded: NDArray[np.uint64], starts: NDArra
     """`coder.encode`, compiled where that pays; given more room until there is enough."""
     if not _compiled_coder_pays(ranks.size):
         return coder.encode(ranks.tolist(), folded.tolist(), starts.tolist(), means, check)
-    from pulse.kernels import coder as kernel
+    from pulse import kernels
 
     room = 2 * ranks.size + 256
     while True:
         out = np.empty(room, np.uint32)
         start, table = np.array(means, np.uint64), coder.START.copy()
-        low, width, words = kernel.encode(ranks, folded, starts, start, np.uint64(check), table, out)
-        if words != kernel.FULL:
+        low, width, words = kernels.encode(ranks, folded, starts, start, np.uint64(check), table, out)
+        if words != kernels.FULL:
             return coder.finish(out[:words].astype(">u4").tobytes(), int(low), int(width))
         room *= 2
 
@@ -129,13 +129,14 @@ def encode(ranks: NDArray[np.uint32], folded: NDArray[np.uint64], starts: NDArra
 def decode(
     data: bytes | memoryview, means: Sequence[int], count: int, size: int, highest: int
 ) -> tuple[NDArray[np.uint32], NDArray[np.uint64], NDArray[np.int64], int]:
-    """`coder.decode`, compiled where that pays: ranks, folded steps, starts, check."""
+    """`coder.decode`, compiled where that pays: ranks, folded steps (none if `highest` is 0), starts, check."""
     if not _compiled_coder_pays(count):
         found = coder.decode(bytes(data), len(means), means, count, size, highest)
         return np.array(found[0], np.uint32), np.array(found[1], np.uint64), np.array(found[2], np.int64), found[3]
     from pulse import kernels
 
-    ranks, folded, starts = np.empty(count, np.uint32), np.empty(count, np.uint64), np.zeros(len(means) + 1, np.int64)
+    ranks, folded = np.empty(count, np.uint32), np.empty(count if highest else 0, np.uint64)
+    starts = np.zeros(len(means) + 1, np.int64)
     start, table, code = np.array(means, np.uint64), coder.START.copy(), np.frombuffer(data, np.uint8)
     check, number = kernels.decode(code, start, np.uint64(size), np.uint64(highest), table, ranks, folded, starts)
     if number != count:

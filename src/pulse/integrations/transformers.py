@@ -1,4 +1,4 @@
-"""A callback for `transformers.Trainer`, which TRL's trainers are: publishes the policy every k steps, behind the training."""
+"""Callbacks for `transformers.Trainer`, which TRL's trainers are: publish the policy behind the training; train it with others."""
 
 from __future__ import annotations
 
@@ -9,16 +9,18 @@ import time
 import weakref
 from collections.abc import Iterable, Mapping
 from concurrent.futures import Future
+from pathlib import Path
 from typing import Any, Literal
 
 import torch
 from transformers import TrainerCallback
 
 from pulse.codec import Encoding
-from pulse.errors import StoreUnavailable
+from pulse.errors import FileError, StoreUnavailable
+from pulse.exchange import Exchange
 from pulse.publisher import Publisher, Receipt, check_options
 from pulse.store import ObjectStore, open_store
-from pulse.torch import ModuleWeights
+from pulse.torch import ModuleWeights, OuterOptimizer, Report
 
 
 class PublishCallback(TrainerCallback):  # type: ignore[misc]  # the base has no types
@@ -136,3 +138,87 @@ class PublishCallback(TrainerCallback):  # type: ignore[misc]  # the base has no
         self._failures = 0
         self.receipts.append(receipt)
         self._metrics |= {"pulse/version": receipt.version, "pulse/bytes": receipt.nbytes, "pulse/density": receipt.density}
+
+
+class OuterCallback(TrainerCallback):  # type: ignore[misc]  # the base has no types
+    """Trains one model with several trainers: a round of PULSELoCo every `inner_steps` optimizer steps.
+
+    >>> GRPOTrainer(..., callbacks=[OuterCallback(exchange, inner_steps=8)])        # doctest: +SKIP
+
+    Each trainer is a job of its own, with an output directory of its own: started as one job, they would average gradients at every step.
+    `exchange` is how they meet (`pulse.exchange`, `pulse.torch.exchange`); `options` are `OuterOptimizer`'s. Put it before a
+    `PublishCallback(every=inner_steps)`, on one trainer, to publish the view of each new anchor.
+    Logs what a round took beside the loss: `loco/round`, `loco/density`, `loco/payload_bytes`, `loco/view_changed`, `loco/seconds`.
+    Each checkpoint gets this trainer's state, `outer.pt`, and a resumed trainer goes on from it. `reports` has every round.
+
+    Raises `ValueError` when training begins if a round would fall between optimizer steps that use the same rollouts: their
+    log-probabilities would belong to weights that are gone.
+    """
+
+    def __init__(self, exchange: Exchange, *, inner_steps: int = 8, **options: Any) -> None:
+        self._exchange = exchange
+        self._options = {"inner_steps": inner_steps, **options}
+        self._metrics: dict[str, float] = {}
+        self.outer: OuterOptimizer | None = None
+        self.reports: list[Report] = []
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, model: Any = None, **_: Any) -> None:  # noqa: ARG002
+        """Meet the other trainers; after a resume, with the state that was saved."""
+        reuse = _steps_per_rollout(args)
+        if self._options["inner_steps"] % reuse:
+            raise ValueError(f"inner_steps={self._options['inner_steps']}: rollouts serve {reuse} optimizer steps, so a multiple of that")
+        self.outer = OuterOptimizer(model.named_parameters(), exchange=self._exchange, **self._options)
+        saved = Path(args.output_dir, f"checkpoint-{state.global_step}", _OUTER_FILE)
+        if state.global_step:
+            if not saved.is_file():
+                raise FileError(f"{saved} is missing: training goes on from step {state.global_step}, without what the rounds left behind")
+            self.outer.load_state_dict(torch.load(saved, weights_only=True))
+        self._note(self.outer.start())
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:  # noqa: ARG002
+        """Count the step; at the end of a window, a round."""
+        if self.outer is not None:
+            self._note(self.outer.step())
+
+    def on_save(self, args: Any, state: Any, control: Any, **_: Any) -> None:  # noqa: ARG002
+        """Put this trainer's state beside the checkpoint."""
+        if self.outer is not None:
+            folder = Path(args.output_dir, f"checkpoint-{state.global_step}")
+            partial = folder / f"{_OUTER_FILE}.partial"
+            torch.save(self.outer.state_dict(), partial)
+            partial.replace(folder / _OUTER_FILE)
+
+    def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **_: Any) -> None:  # noqa: ARG002
+        """Put the newest round's figures into the log entry that is being written, and into the history."""
+        if logs is not None and self._metrics:
+            logs |= self._metrics
+            if state.log_history:
+                state.log_history[-1] |= self._metrics
+            self._metrics = {}
+
+    def on_train_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:  # noqa: ARG002
+        """Take part until the others are done as well."""
+        if self.outer is not None:
+            for report in self.outer.finish():
+                self._note(report)
+
+    def _note(self, report: Report | None) -> None:
+        if report is None or self.outer is None:
+            return
+        self.reports.append(report)
+        self._metrics = {
+            "loco/round": report.round,
+            "loco/density": report.density,
+            "loco/payload_bytes": report.payload_bytes[self._exchange.rank],
+            "loco/view_changed": report.view_changed / report.elements,
+            "loco/seconds": sum(report.seconds.values()),
+        }
+
+
+_OUTER_FILE = "outer.pt"
+
+
+def _steps_per_rollout(args: Any) -> int:
+    """How many optimizer steps use the same rollouts, as TRL's GRPO is set up; 1 for trainers that have none."""
+    micro = getattr(args, "steps_per_generation", None) or args.gradient_accumulation_steps
+    return max(int(micro * getattr(args, "num_iterations", 1)) // int(args.gradient_accumulation_steps), 1)

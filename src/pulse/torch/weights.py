@@ -99,7 +99,7 @@ class ModuleWeights:
     def _collect(self) -> None:
         """Look the tensors up anew: a module may replace its parameters (`load_state_dict(assign=True)`, `.to`)."""
         self._tensors, self.aliases = _distinct(_named(self._module))
-        self._casts = {name: _cast_of(name, tensor, self._view) for name, tensor in self._tensors.items()}
+        self._casts = {name: cast_of(name, tensor, self._view) for name, tensor in self._tensors.items()}
 
     def _must_be_writable(self, name: str) -> None:
         tensor = self._tensors[name]
@@ -158,7 +158,7 @@ def _distinct(named: Iterator[tuple[str, torch.Tensor]]) -> tuple[dict[str, torc
     return tensors, aliases
 
 
-def _cast_of(name: str, tensor: torch.Tensor, view: torch.dtype | Mapping[str, torch.dtype] | None) -> torch.dtype:
+def cast_of(name: str, tensor: torch.Tensor, view: torch.dtype | Mapping[str, torch.dtype] | None) -> torch.dtype:
     """The dtype that a tensor is viewed as."""
     if isinstance(view, Mapping):
         wanted = next((dtype for pattern, dtype in view.items() if fnmatchcase(name, pattern)), tensor.dtype)
