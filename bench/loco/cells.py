@@ -23,6 +23,7 @@ from pulse.torch.loco.gate import visible
 from pulse.torch.loco.methods import Part
 
 Row = dict[str, Any]
+Say = Callable[[str], None]
 _SAVED_EVERY = 5  # rounds
 _CODED_EVERY = 5
 
@@ -40,7 +41,7 @@ class Cell:
         return f"{self.contestant.name.replace(',', '').replace(' ', '-')}-{self.seed}"
 
 
-def play(cell: Cell, setup: Setup, start: Decoder, folder: Path, say: Callable[[str], None]) -> Row:
+def play(cell: Cell, setup: Setup, start: Decoder, folder: Path, say: Say) -> Row:
     """The cell's rows, one for each round, and the scores of the starting model; played if `folder` does not have them."""
     place = folder / f"{cell.name}.json"
     if place.is_file():

@@ -70,12 +70,8 @@ def loss(policy: nn.Module, task: Task, rollouts: Rollouts) -> Tensor:
 def answer_logprobs(policy: nn.Module, task: Task, tokens: Tensor) -> Tensor:
     """The log-probability of every token of the answers, (n, answer length)."""
     odds = policy(tokens[:, :-1])[:, task.prompt_length - 1 :].log_softmax(-1)
-    return odds.gather(-1, tokens[:, task.prompt_length :, None]).squeeze(-1)
-
-
-def supervised_loss(policy: nn.Module, task: Task, sums: Tensor) -> Tensor:
-    """Cross entropy of the right answers."""
-    return -answer_logprobs(policy, task, task.sequences(sums)).mean()
+    found: Tensor = odds.gather(-1, tokens[:, task.prompt_length :, None]).squeeze(-1)
+    return found
 
 
 @torch.no_grad()

@@ -24,7 +24,8 @@ class Block(nn.Module):
         q, k, v = self.inward(_normed(x)).view(n, length, 3, self.heads, width // self.heads).permute(2, 0, 3, 1, 4)
         seen = functional.scaled_dot_product_attention(q, k, v, is_causal=True)
         x = x + self.outward(seen.transpose(1, 2).reshape(n, length, width))
-        return x + self.down(functional.gelu(self.up(_normed(x)), approximate="tanh"))
+        added: Tensor = self.down(functional.gelu(self.up(_normed(x)), approximate="tanh"))
+        return x + added
 
 
 class Decoder(nn.Module):

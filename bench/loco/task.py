@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cache
 
 import torch
 from torch import Tensor
@@ -36,11 +37,15 @@ class Task:
 
     def split(self) -> tuple[Tensor, Tensor]:
         """All sums, those to train on and those held out: (n, 2) int64 each. Always the same."""
-        span = 10**self.digits
-        order = torch.randperm(span * span, generator=torch.Generator().manual_seed(0))
-        sums = torch.stack([order // span, order % span], dim=1)
-        cut = len(sums) // _HELD_OUT_EVERY
-        return sums[cut:], sums[:cut]
+        return _split(10**self.digits)
+
+
+@cache
+def _split(span: int) -> tuple[Tensor, Tensor]:
+    order = torch.randperm(span * span, generator=torch.Generator().manual_seed(0))
+    sums = torch.stack([order // span, order % span], dim=1)
+    cut = len(sums) // _HELD_OUT_EVERY
+    return sums[cut:], sums[:cut]
 
 
 def _digits(numbers: Tensor, count: int) -> Tensor:

@@ -19,11 +19,13 @@ from bench.loco.model import Decoder
 from bench.loco.settings import Contestant, Setup
 from pulse.exchange import MemoryExchange
 from pulse.torch import METHODS
-from pulse.torch.loco import rounds, saved
+from pulse.torch.loco import rounds
 from pulse.torch.loco.ddp import GradientMean
 from pulse.torch.loco.layout import collect
 from pulse.torch.loco.methods import Dense, Method, Part
 from pulse.torch.loco.steps import Nesterov
+
+_KEPT = ("anchor", "feedback", "age", "round")  # of a rank's outer state
 
 
 @dataclass(frozen=True)
@@ -31,8 +33,8 @@ class Window:
     """What the ranks did in one window. All counts and bytes are per rank, on average.
 
     payload_bytes: what a rank hands to the exchange; wire_bytes: what it receives: of dense payloads 2 (R - 1) / R, in a ring, of sparse
-    ones those of all others. moved: the L2 norm of A - L; waiting: of what is left behind; ages in rounds, of rank 0. seconds: of one core, by
-    phase. carried: what each rank sent, for whoever wants to look at it.
+    ones those of all others. moved: the L2 norm of A - L; waiting: of what is left behind; ages in rounds, of rank 0. seconds: of one core,
+    by phase. carried: what each rank sent, for whoever wants to look at it.
     """
 
     payload_bytes: float
@@ -199,14 +201,16 @@ class Islands(Trainers):
 
     def state(self) -> dict[str, Any]:
         """See `Trainers`."""
-        outer = [saved.to_dict(state, self.layout, self.layout.digest(state.anchor), 0) for state in self._states]
+        outer = [{name: getattr(state, name) for name in _KEPT} | {"outer": state.outer.state_dict()} for state in self._states]
         return super().state() | {"outer": outer}
 
     def load(self, state: dict[str, Any]) -> None:
         """See `Trainers`."""
         super().load(state)
         for mine, theirs in zip(self._states, state["outer"], strict=True):
-            saved.load(mine, self.layout, theirs)
+            mine.outer.load_state_dict(theirs["outer"])
+            for name in _KEPT:
+                setattr(mine, name, theirs[name])
 
 
 def trainers_of(setup: Setup, contestant: Contestant, start: Decoder) -> Trainers:

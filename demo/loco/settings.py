@@ -20,7 +20,7 @@ class Settings(settings.Settings):
     method: str = "pulseloco"
     trainers: int = 2
     inner_steps: int = 8
-    rounds: int = 6
+    rounds: int = 5
     link: float | None = None
     prompts_per_step: int = 4
     samples_per_prompt: int = 8

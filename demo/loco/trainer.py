@@ -105,6 +105,7 @@ class Run:
         if self._sender is not None:
             self._sender.close()
         self.outer.exchange.close()
+        self._settings.state(self._rank).unlink(missing_ok=True)  # gigabytes that nobody needs any more
 
     def _save(self, optimizer: torch.optim.Optimizer) -> None:
         started = time.perf_counter()

@@ -55,6 +55,7 @@ def settings(tmp_path_factory: pytest.TempPathFactory) -> Settings:
     for said in ("killed worker-1", "worker-1-again caught up", "killed trainer-1 after 1 of 2 steps of its window 2", "VERIFIED"):
         assert said in done.stdout
     assert processes_of(folder) == []
+    assert list(folder.rglob("state.*")) == []
     return Settings.load(folder / "settings.json")
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import torch
-import torch._dynamo  # noqa: F401  AdamW loads it
+import torch._dynamo
 
 from pulse import kernels
 from pulse.exchange import Exchange, StoreExchange

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import io
-import multiprocessing
 import signal
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -12,11 +11,12 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import torch
 
-from pulse.errors import ExchangeError, RankMissing
+from pulse.errors import ExchangeError, RankMissing, TornUpdate
 from pulse.exchange import MemoryExchange, StoreExchange
 from pulse.store import MemoryStore
 from pulse.testing.faults import Died
 from tests.fault.loco_processes import live, process
+from tests.nursery import Nursery
 from tests.trainers import Breaking, Trainer, assert_same, digests, in_threads, same_bits, trained
 
 CALLS = ("meet", "payload", "vote", "proof")
@@ -180,6 +180,30 @@ def test_a_rank_that_comes_back_takes_over_anchor_momentum_and_round_and_never_w
     assert all(same_bits(a, b) for a, b in zip(state["outer"]["momentum"], wanted["outer"]["momentum"], strict=True))
 
 
+def test_a_rank_that_has_loaded_a_state_meets_the_others_at_its_first_step():
+    """So that it does not train a whole window from weights that are old."""
+    both = threading.Barrier(2)
+
+    def act(exchange):
+        trainer = Trainer(exchange)
+        trainer.outer.start()
+        trainer.train(3)
+        old = trainer.saved()
+        trainer.train(3)
+        both.wait()
+        if exchange.rank == 1:
+            trainer = Trainer(exchange.restarted())
+            trainer.load(old)
+            trainer.train(1)
+        else:
+            trainer.train(3)
+        assert trainer.outer.rounds == 3
+        return trainer
+
+    first, second = in_threads(MemoryExchange.group(2, timeout=30), act)
+    assert first.outer.digest == second.outer.digest
+
+
 @pytest.mark.parametrize("method", ["diloco", "diloco-int4", "sparseloco"])
 def test_a_rank_may_join_with_every_method(method):
     trainers, _, _ = newcomer(1, 3, method=method)
@@ -206,6 +230,37 @@ def test_a_rank_whose_anchor_was_damaged_is_named_and_takes_over_another(ranks, 
     assert all(trainer.reports[2].inner_steps == 3 for trainer in trainers if trainer.rank != rank)
 
 
+def test_a_rank_that_is_interrupted_while_it_applies_a_round_takes_over_what_the_others_made_of_it():
+    def interrupted(anchor, gradients):
+        anchor[0].add_(next(gradients))
+        raise KeyboardInterrupt
+
+    def act(exchange):
+        trainer = Trainer(exchange)
+        trainer.outer.start()
+        trainer.train(5)
+        if exchange.rank == 1:
+            outer_step = trainer.outer._rank.state.outer
+            step, outer_step.step = outer_step.step, interrupted
+            with pytest.raises(KeyboardInterrupt):
+                trainer.train(1)
+            outer_step.step = step
+            with pytest.raises(TornUpdate):
+                trainer.outer.state_dict()
+        else:
+            trainer.train(1)
+        return trainer
+
+    trainers = in_threads(MemoryExchange.group(3, timeout=1.0), act)
+    for trainer, exchange in zip(trainers, MemoryExchange.group(3, timeout=30), strict=True):
+        trainer.outer.exchange = exchange
+    all_at_once(trainers, lambda trainer: trainer.note(trainer.outer.start()))
+    all_at_once(trainers, lambda trainer: trainer.train(6))
+    assert digests(trainers)[0][1] == digests(undisturbed(3, 3))[0][1]
+    assert digests(trainers)[0][2:] == digests(trainers)[1][1:]
+    assert [report.resynced for report in trainers[1].reports] == [(), (1,), ()]
+
+
 @pytest.mark.parametrize(("ranks", "rank"), [(3, 0), (4, 2)])
 def test_a_rank_that_computed_something_else_is_named_in_the_round_and_takes_over_after_it(ranks, rank):
     def act(trainer):
@@ -222,6 +277,19 @@ def test_a_rank_that_computed_something_else_is_named_in_the_round_and_takes_ove
     assert len({row[1] for row in digests(trainers)}) == 2
     assert len({row[2] for row in digests(trainers)}) == 1
     assert len({trainer.outer.digest for trainer in trainers}) == 1
+
+
+def test_a_rank_that_takes_over_when_all_are_done_is_done_as_well():
+    def act(trainer):
+        trainer.outer.start()
+        trainer.train(6)
+        if trainer.rank == 1:
+            trainer.outer.anchor["up.weight"][2, 3] += 0.5
+        trainer.finish()
+
+    trainers = trained(3, act=act)
+    assert {trainer.outer.digest for trainer in trainers} == {digests(undisturbed(3, 3))[0][1]}
+    assert all(same_bits(trainer.model.up.weight, trainers[0].model.up.weight) for trainer in trainers)
 
 
 @pytest.mark.parametrize("rank", [0, 1])
@@ -343,6 +411,7 @@ def test_a_newcomer_is_killed_while_it_takes_over_and_comes_again(after):
                 deaths.append(what)
             else:
                 return trainer
+        raise AssertionError(deaths)
 
     with ThreadPoolExecutor(3) as pool:
         trainers = list(pool.map(act, range(3)))
@@ -351,24 +420,17 @@ def test_a_newcomer_is_killed_while_it_takes_over_and_comes_again(after):
     assert all(report.inner_steps == 3 for report in trainers[0].reports[: STEPS // 3])
 
 
-processes = multiprocessing.get_context("forkserver")
-processes.set_forkserver_preload(["tests.fault.loco_processes"])
+@pytest.fixture(scope="module")
+def nursery():
+    found = Nursery("tests.fault.loco_processes")
+    yield found
+    found.close()
 
 
-def test_processes_are_killed_inside_a_window_and_after_a_vote_and_all_end_with_the_same_weights(tmp_path):
-    kills = {1: 4, 2: ("vote", 2, True)}
-    running = {rank: begun(tmp_path, rank, kills.get(rank)) for rank in range(3)}
-    try:
-        for rank in (1, 2):
-            running[rank].join(60)
-            assert running[rank].exitcode == -signal.SIGKILL
-            running[rank] = begun(tmp_path, rank, None)
-        for process_ in running.values():
-            process_.join(60)
-            assert process_.exitcode == 0
-    finally:
-        for process_ in running.values():
-            process_.kill()
+def test_processes_are_killed_inside_a_window_and_after_a_vote_and_all_end_with_the_same_weights(tmp_path, nursery):
+    kills = [[None], [4, None], [("vote", 2, True), None]]
+    lives = [[(str(tmp_path), rank, 3, STEPS, kill) for kill in of_rank] for rank, of_rank in enumerate(kills)]
+    assert nursery.lived(process, *lives) == [[0], [-signal.SIGKILL, 0], [-signal.SIGKILL, 0]]
     rows = [(tmp_path / f"{rank}.txt").read_text().splitlines() for rank in range(3)]
     assert len({row[-1] for row in rows}) == 1
     by_round = [dict(line.split()[:2] for line in row) for row in rows]
@@ -376,9 +438,3 @@ def test_processes_are_killed_inside_a_window_and_after_a_vote_and_all_end_with_
     for number in by_round[0]:
         assert len({row[number] for row in by_round if number in row}) == 1
     assert any(line.endswith("(2,)") for line in rows[0])
-
-
-def begun(folder, rank, kill):
-    child = processes.Process(target=process, args=(str(folder), rank, 3, STEPS, kill), daemon=True)
-    child.start()
-    return child

@@ -61,8 +61,11 @@ class Layers(torch.nn.Module):
         return (x @ self.first.T @ self.second.T @ self.third.T) * self.scale
 
 
-def sharded(folder: str, port: int, rank: int, options: dict[str, Any], spoilt: bool) -> None:
-    """Two islands of two shards: ranks 0 and 1, 2 and 3. Keeps what the whole weights were before and after each round, and what was refused."""
+def sharded(folder: str, port: int, rank: int, options: dict[str, Any], spoilt: str = "") -> None:
+    """Two islands of two shards: ranks 0 and 1, 2 and 3. Keeps what the whole weights were before and after each round, and what was refused.
+
+    spoilt: what is wrong with one shard, in the second window: `local` weights, the `anchor`, or `settings`, from the beginning.
+    """
     torch.set_num_threads(1)
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "RANK": str(rank), "WORLD_SIZE": "4"}
     dist.init_process_group("gloo")
@@ -70,17 +73,23 @@ def sharded(folder: str, port: int, rank: int, options: dict[str, Any], spoilt: 
     model = fully_shard(Layers(), mesh=mesh["shard"])
     inner = torch.optim.AdamW(model.parameters(), lr=1e-3)
     exchange = TorchExchange(mesh.get_group("island"), timeout=60)
-    outer = OuterOptimizer(model.named_parameters(), exchange=exchange, inner_steps=2, **options)
+    odd = {"lr": 0.5} if spoilt == "settings" and rank == 3 else {}
+    outer = OuterOptimizer(model.named_parameters(), exchange=exchange, inner_steps=2, **odd, **options)
     island, seen, refused = rank // 2, [], []
-    outer.start()
-    for step in range(6):
+    try:
+        outer.start()
+    except PulseError as error:
+        refused.append(f"{type(error).__name__}: {error}")
+    for step in range(0 if refused else 6):
         made = torch.Generator().manual_seed(100 * island + step)
         inner.zero_grad()
         model(torch.randn(16, 6, generator=made)).square().mean().backward()
         inner.step()
-        if spoilt and rank == 3 and step == 3:
+        if spoilt == "local" and rank == 3 and step == 3:
             with torch.no_grad():
                 model.second.to_local()[0, 0] = float("nan")
+        if spoilt == "anchor" and rank == 3 and step == 3:
+            outer.anchor["second"][0, 0] += 1
         before = full(model)
         try:
             report = outer.step()
@@ -90,7 +99,8 @@ def sharded(folder: str, port: int, rank: int, options: dict[str, Any], spoilt: 
                 outer.rollback()
             before, report = full(model), outer.round()
         if report is not None:
-            seen.append({"before": before, "after": full(model), "digest": report.digest, "sent": report.sent, "elements": report.elements})
+            figures = {name: getattr(report, name) for name in ("digest", "sent", "elements", "inner_steps", "resynced", "differing")}
+            seen.append({"before": before, "after": full(model), **figures})
     local = {name: parameter.to_local().detach().clone() for name, parameter in model.named_parameters()}
     torch.save({"seen": seen, "refused": refused, "local": local, "feedback": outer.state_dict()["feedback"]}, Path(folder) / f"{rank}.pt")
     dist.barrier()

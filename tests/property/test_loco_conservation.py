@@ -119,7 +119,7 @@ def of_the_real_round(rank: int):
 
 @pytest.mark.parametrize("value_dtype", LOSSY)
 def test_a_shortened_value_never_overshoots_and_stays_visible(value_dtype):
-    """Beside an early variant, which sent the difference of the views: that is more than there was for half of the entries."""
+    """Beside an early variant, which sent the difference of the views: more than there was, for nine entries in ten."""
     method = method_of("pulseloco", value_dtype)
     anchor, s = of_the_real_round(0)
     played = Played({"w": anchor}, 1, method)
@@ -133,14 +133,15 @@ def test_a_shortened_value_never_overshoots_and_stays_visible(value_dtype):
     assert (sent.abs() <= s[at].abs()).all()
     assert (sent.sign() == s[at].sign()).all()
     assert (kept[at].sign() * s[at].sign() >= 0).all()
-    assert 0 < kept[at].count_nonzero()
+    assert kept[at].count_nonzero() > 0
     assert ((anchor[at] - sent).bfloat16() != anchor[at].bfloat16()).all()
 
     early = anchor[at].bfloat16().float() - (anchor[at] - s[at]).bfloat16().float()
     left = s[at] - early
-    assert (early.abs() > s[at].abs()).float().mean() > 0.4
-    assert (left.sign() == -s[at].sign()).float().mean() > 0.4
-    assert (kept[at].abs().sum() / s[at].abs().sum()) < 0.1 * (left.abs().sum() / s[at].abs().sum())
+    assert (early.abs() > s[at].abs()).float().mean() > 0.9
+    assert (left.sign() == -s[at].sign()).float().mean() > 0.9
+    assert left.abs().sum() > 10 * s[at].abs().sum()
+    assert kept[at].abs().sum() < 0.03 * s[at].abs().sum()
 
 
 # --- small whole numbers ---

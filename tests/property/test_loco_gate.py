@@ -28,7 +28,7 @@ def numbers(view: torch.dtype) -> np.ndarray:
 
 def rounded(values: np.ndarray, view: torch.dtype) -> np.ndarray:
     """The patterns that finite FP32 numbers round to: the nearest, of two equally near the even one. Beyond the largest lies infinity; E4M3
-    has none, and PyTorch takes the largest."""  # noqa: D205, D209
+    has none, and PyTorch takes the largest."""
     held = numbers(view)
     size = np.abs(values.astype(np.float64))
     upper = np.clip(np.searchsorted(held, size), 1, held.size - 1)

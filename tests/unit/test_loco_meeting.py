@@ -13,11 +13,11 @@ from pulse.errors import FormatError, RoundRefused, TornUpdate, WeightsMismatch
 from pulse.torch.loco import meeting
 from pulse.torch.loco.meeting import Resync, Stand, Verdict, Vote, Word
 
-A, B, C = ("%032x" % n for n in (1, 2, 3))
+A, B, C = (f"{n:032x}" for n in (1, 2, 3))
 INSIDE, READY, GUEST, DONE = Stand
 
 
-def word(round=3, digest=A, stand=READY, **more) -> Word:
+def word(round=3, digest=A, stand=READY, **more) -> Word:  # noqa: A002  as the field is called
     plain = {"layout": C, "settings": '{"inner_steps":8}', "whole": True, "steps": 8, "weight": 1.0}
     return Word(**{**plain, "round": round, "digest": digest, "stand": stand, **more})
 

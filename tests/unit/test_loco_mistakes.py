@@ -14,7 +14,7 @@ from pulse.torch.loco import rounds, saved
 from pulse.torch.loco.layout import collect
 from pulse.torch.loco.methods import Dense, Sparse
 from pulse.torch.loco.steps import Nesterov
-from tests.trainers import Garbling, Net, Trainer, assert_same, digests, garbled, in_threads, same_bits, trained
+from tests.trainers import Garbling, Net, Stale, Trainer, assert_same, digests, garbled, in_threads, same_bits, trained
 
 
 def named(**tensors):
@@ -217,7 +217,7 @@ def test_a_weight_that_is_not_finite_on_one_rank_is_refused_on_all_and_nothing_c
 
 
 def same_state(a, b) -> None:
-    assert_same({name: value for name, value in flat(a)}, {name: value for name, value in flat(b)})
+    assert_same(dict(flat(a)), dict(flat(b)))
 
 
 def flat(state, name="state"):
@@ -315,6 +315,23 @@ def test_bytes_that_one_rank_cannot_read_are_refused_on_all_and_the_next_try_is_
     for one, other in zip(spoilt, clean, strict=True):
         assert_same(one.bits(), other.bits())
         assert [report.digest for report in one.reports] == [report.digest for report in other.reports]
+
+
+@pytest.mark.parametrize(("share", "method"), [("gather", "pulseloco"), ("scatter", "pulseloco"), ("gather", "diloco")])
+def test_payloads_of_an_earlier_round_are_refused_though_they_could_be_read(share, method):
+    """Dense ones say nothing of the anchor that they were made for."""
+
+    def act(exchange):
+        trainer = Trainer(Stale(exchange, "payload") if exchange.rank == 1 else exchange, share=share, method=method)
+        trainer.train(5)
+        with pytest.raises(RoundRefused, match="rank 1: RoundRefused: the payload of rank 0 is not the one that it announced"):
+            trainer.train(1)
+        trainer.note(trainer.outer.round())
+        return trainer
+
+    trainers = in_threads(MemoryExchange.group(3, timeout=30), act)
+    wanted = trained(3, 2, share=share, method=method)
+    assert digests(trainers) == digests(wanted)
 
 
 @pytest.mark.parametrize("wire", [Dense(), Dense(8), Dense(4), Sparse(), Sparse("float8", gated=False)], ids=str)

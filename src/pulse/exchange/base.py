@@ -10,6 +10,7 @@ thread per rank; a call names itself by a tag such as `00000012/propose`. What a
 * A rank that comes back as another process (where that is possible: in memory, and through a store) ends the attempt of the others
   with `Regrouped`. A call for which every rank has posted its message is complete all the same, however late the others read it. So
   if one rank of the old group has completed a call, the others can: a vote that ends a round is taken by all of them or by none.
+  A rank that runs out of time has no part in that: it goes, and the others may complete the call without it.
 * After `Regrouped` the next call begins afresh, among the ranks as they are now. After any other failure the exchange refuses
   further calls: it cannot know what the others hold. Make another one, as a restarted process would.
 """

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from pulse.kernels.compiled import compiled, piece
 
 _STRIDE = 4096
-_MAGNITUDE, _MANTISSA, _TWO = np.uint32(0x7FFFFFFF), np.uint32(23), np.uint32(2)
+_MAGNITUDE, _MANTISSA, _ONE, _TWO = np.uint32(0x7FFFFFFF), np.uint32(23), np.uint32(1), np.uint32(2)
 _TO_QUARTERS, _BIAS = np.uint32(21), np.uint32(127 << 2)
 
 
@@ -35,23 +35,21 @@ def levels(patterns: NDArray[np.uint32], drop: int, least: int, midpoints: NDArr
     """The level of each weight. patterns: (n,) FP32 bits; drop, least, midpoints: as `Cells` has them; fills out, (n,)."""
     nearer = np.empty(_STRIDE, np.float32)
     logarithm = nearer.view(np.uint32)
-    cell = np.int32(1) << np.int32(drop)
-    half, rest = cell >> np.int32(1), cell - np.int32(1)
-    limit = (np.uint32(least) << _MANTISSA) + np.uint32(half)
+    cell = np.uint32(1) << np.uint32(drop)  # unsigned throughout, so that the loops are vectorised
+    half, rest = cell >> _ONE, cell - _ONE
+    limit = (np.uint32(least) << _MANTISSA) + half
     for start in range(0, patterns.size, _STRIDE):
         stretch, result = patterns[start : start + _STRIDE], out[start : start + _STRIDE]
-        small = np.uint32(0)
         for i in range(stretch.size):
-            size = stretch[i] & _MAGNITUDE
-            inward = np.int32((size + np.uint32(half)) & np.uint32(rest))
-            distance = max(min(inward, cell - inward), np.int32(1))
-            nearer[i] = np.float32(distance)
-            small |= np.uint32(size < limit)
-        if midpoints.size > 0 and small:
+            inward = ((stretch[i] & _MAGNITUDE) + half) & rest
+            distance = min(inward, np.uint32(cell - inward))
+            nearer[i] = np.float32(np.int32(distance | np.uint32(distance == 0)))
+        if midpoints.size > 0:
             for i in range(stretch.size):
                 size = stretch[i] & _MAGNITUDE
                 if size < limit:
                     nearer[i] = np.float32(max(_distance_among(np.int64(size), midpoints), 1))
         for i in range(stretch.size):
-            exponent = max((stretch[i] & _MAGNITUDE) >> _MANTISSA, np.uint32(1))
-            result[i] = np.uint16((logarithm[i] >> _TO_QUARTERS) - _BIAS + (exponent << _TWO))
+            exponent = (stretch[i] & _MAGNITUDE) >> _MANTISSA
+            exponent |= np.uint32(exponent == 0)
+            result[i] = np.uint16(np.uint32(logarithm[i] >> _TO_QUARTERS) - _BIAS + np.uint32(exponent << _TWO))

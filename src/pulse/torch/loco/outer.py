@@ -89,8 +89,8 @@ class OuterOptimizer:
     def start(self) -> Report | None:
         """Meet the other ranks for the first time: all get the weights of the one that is furthest, of the lowest rank if none is.
 
-        `step` does it if nobody has; then a rank that gets other weights has taken its first inner step in vain. A rank that comes back into
-        a round under way takes part in it, with nothing to say; then this returns the round's report.
+        `step` does it if nobody has; then a rank that gets other weights has taken its first inner step in vain. A rank that comes back
+        into a round under way takes part in it, with nothing to say; then this returns the round's report.
         """
         report = Attempt(self._rank, self._calls, Stand.INSIDE).run()
         self._met = True

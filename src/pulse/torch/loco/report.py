@@ -15,8 +15,9 @@ class Report:
     payload_bytes: of each rank, in rank order; wire_sent, wire_received: what this rank put on and took off the wire for the round,
     everything included. inner_steps: this rank's, in its window.
     feedback_norm, age_mean, age_max: of what this rank still keeps: its L2 norm, and for how many rounds its entries have waited.
-    seconds: by phase. digest: of the anchor, equal on all ranks but those in `differing`; resynced: ranks that took over another's state
-    since the round before; dropped: ranks whose window was dropped since it was not finite.
+    seconds: by phase, from encode to proof; meet is mostly waiting for the slowest rank. digest: of the anchor, equal on all ranks but
+    those in `differing`; resynced: ranks that took over another's state since the round before; dropped: ranks whose window was dropped
+    since it was not finite.
     """
 
     round: int

@@ -173,8 +173,8 @@ def commit(
     after = zip(before, state.anchor, layout.views, strict=True)
     return Outcome(
         sent=outgoing.count,
-        union=sum(_union([parts[i] for parts in arrived], tensor.numel()) for i, tensor in enumerate(local)),
-        view_changed=sum(int((signed_view(old) != signed_view(new.to(view))).sum()) for old, new, view in after),
+        union=sum(_union([parts[i] for parts in arrived], tensor) for i, tensor in enumerate(local)),
+        view_changed=sum(int(torch.count_nonzero(signed_view(old) != signed_view(new.to(view)))) for old, new, view in after),
         feedback_norm=math.sqrt(sum(one.squares for one in waiting)),
         age_mean=sum(one.ages for one in waiting) / max(sum(one.entries for one in waiting), 1),
         age_max=max(one.oldest for one in waiting),
@@ -194,14 +194,15 @@ def _waiting(s: Tensor, sent: Tensor | None, age: Tensor | None) -> _Waiting:
     """The figures of what waits, whose ages move on."""
     squares = float(torch.linalg.vector_norm(s, dtype=torch.float64)) ** 2
     waits = s != 0
+    entries = int(torch.count_nonzero(waits))
     if age is None or not age.numel():
-        return _Waiting(int(waits.sum()), squares)
+        return _Waiting(entries, squares)
     if sent is None:
         age.zero_()
     else:
         age[sent] = 0
     age.add_(age < 255).mul_(waits)
-    return _Waiting(int(waits.sum()), squares, int(age.sum(dtype=torch.int64)), int(age.max()))
+    return _Waiting(entries, squares, int(age.sum(dtype=torch.int64)), int(age.max()))
 
 
 def _left(s: Tensor, sent: Part) -> Tensor:
@@ -223,8 +224,9 @@ def mean(parts: Sequence[Part], like: Tensor, weights: Sequence[float] | None = 
     return added.div_(torch.full((), total, dtype=added.dtype, device=added.device))
 
 
-def _union(parts: Sequence[Part], elements: int) -> int:
+def _union(parts: Sequence[Part], like: Tensor) -> int:
     """How many entries any rank sent."""
-    if any(part.positions is None for part in parts):
-        return elements
-    return int(torch.unique(torch.cat([part.positions for part in parts if part.positions is not None])).numel())
+    sent = torch.zeros_like(like, dtype=torch.bool)
+    for part in parts:
+        sent[slice(None) if part.positions is None else part.positions] = True
+    return int(torch.count_nonzero(sent))
