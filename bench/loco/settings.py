@@ -29,10 +29,10 @@ class Setup:
     right: float = 0.4
     ranks: int = 4
     inner_steps: int = 8
-    rounds: int = 40
+    rounds: int = 45
     prompts: int = 2
     group: int = 8
-    lr: float = 1.5e-6
+    lr: float = 1.3e-6
     epsilon: float = 1e-3
     scored: int = 512
 

@@ -71,8 +71,8 @@ def wires(results: Results) -> Grid:
     notes = (
         f"received per rank and round, R = {ranks}: of sparse payloads those of all others, R - 1; of dense ones 2 (R - 1) / R, in a ring",
         "x: how many times less than dense DiLoCo in FP32, and than DDP's gradients over the window, both in a ring",
-        "seconds: processor time of one core, per rank and round: sampling, training, gate and coding, decoding, outer step; exceeded in nine "
-        "of ten rounds, since others used the machine",
+        "seconds: processor time of one core, per rank and round: sampling, training, gate and coding, decoding, outer step",
+        "nine of ten rounds took longer than that: others used the machine",
     )
     header = "method", "wire", "x DiLoCo", "x DDP FP32", "x DDP BF16", "seconds computing", "on 100 Mbit/s"
     rows = tuple(

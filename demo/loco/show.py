@@ -142,9 +142,10 @@ def facts(summary: Summary) -> list[str]:
     memory = ", ".join(f"{who} {peak / 2**30:.1f}" for who, peak in sorted(summary.peak_memory.items()))
     shares = ", ".join(f"{who} {count}" for who, count in sorted(summary.rollouts.items()))
     link = "" if settings.link is None else f"; every trainer behind a link of {rate(settings.link)}"
+    why = f"BF16 against autocast, and local weights up to {settings.inner_steps - 1} inner steps ahead"
     lines += [
         f"rollouts, in groups: {shares}; requests of lost workers that another one computed: {summary.requeued}",
-        f"worker and trainer disagree by {summary.mismatch:.3f} nats per sampled token, mostly since local weights run ahead",
+        f"worker and trainer disagree by {summary.mismatch:.3f} nats per sampled token: {why}",
         f"{summary.seconds:.0f} s{link}; saving a trainer's state took at most {summary.save_seconds:.1f} s; peak memory in GiB: {memory}",
     ]
     return lines

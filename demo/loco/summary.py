@@ -34,7 +34,6 @@ class Row:
     model_bytes: int
     stale: int
     seconds: dict[str, float]
-    to_first_token: float | None
     feedback_norms: tuple[float, ...]
     ages: tuple[float, ...]
     oldest: int
@@ -166,7 +165,6 @@ def row_of(settings: Settings, said: list[Event], published: Event, of: dict[str
     """One round, from what each trainer said of it and what was published after it."""
     number, first = published["version"], said[0]
     answered = [event for event in of["answered"] if event["version"] == number - 1]
-    fresh = [event["to_first_token"] for event in of["answered"] if event["version"] == number and event["to_first_token"] is not None]
     holders, agreeing = verdict(published, of)
     return Row(
         round=number,
@@ -183,7 +181,6 @@ def row_of(settings: Settings, said: list[Event], published: Event, of: dict[str
         model_bytes=published["full_nbytes"],
         stale=max((_ahead(event, settings.inner_steps) for event in answered), default=0),
         seconds=_seconds(said) | {"publish": published["seconds"]},
-        to_first_token=min(fresh, default=None),
         feedback_norms=tuple(event["feedback_norm"] for event in said),
         ages=tuple(event["age_mean"] for event in said),
         oldest=max(event["age_max"] for event in said),

@@ -38,7 +38,7 @@ _RUN = "loco"
 
 
 class Run:
-    """What a trainer does besides its inner steps: rounds with the others, and after each a saved state; trainer 0 publishes too."""
+    """What a trainer does besides its inner steps: rounds with the others, each but the last saved; trainer 0 publishes too."""
 
     def __init__(self, settings: Settings, rank: int, model: torch.nn.Module, tokenizer: Any, log: EventLog) -> None:
         self._settings = settings
@@ -91,7 +91,8 @@ class Run:
             self._told(report)
             if self._sender is not None:
                 self._publish()
-            self._save(optimizer)
+            if not self.over:
+                self._save(optimizer)
 
     def rollouts(self, prompts: list[str], _trainer: Any) -> dict[str, Any]:
         """TRL's `rollout_func`: drawn from the shared weights of the last round, however far the local ones have moved on."""
