@@ -9,7 +9,7 @@ help:
 	@echo '                 MODEL=dir|hub-name  STEPS=20  WORKERS=2  STORE=url  SEED=0  RUN=runs/demo'
 	@echo 'make demo-exact  patches and whole checkpoints learn the same, to the last bit'
 	@echo 'make loco        several trainers and workers on one store: PULSELoCo on a real model'
-	@echo '                 METHOD=pulseloco  R=2  H=8  W=2  ROUNDS=  LINK=100mbit  MODEL=  SEED=0  RUN=runs/loco'
+	@echo '                 METHOD=pulseloco  R=2  H=8  W=2  ROUNDS=5  LINK=100mbit  MODEL=small  SEED=0  RUN=runs/loco'
 	@echo 'make loco-compare  PULSELoCo beside its rivals: learning against bytes (an hour; goes on where it was stopped)  RUN=runs/loco-compare'
 	@echo 'make test        every test, linter and type check'
 	@echo 'make bench       sizes beside other layouts, and speeds (20 minutes; BENCH=--quick: one)'

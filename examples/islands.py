@@ -37,8 +37,10 @@ def main(url: str, rank: int, ranks: int, windows: int = 3) -> None:
             print(f"loss {loss:.3f}, {report}")
             if publisher:
                 publisher.publish(step=step)  # before the next inner step: what is published is the anchor's view
-    outer.finish()
+    reports = outer.finish()  # the others may have had data left
     if publisher:
+        if reports:
+            publisher.publish(step=step)
         publisher.close()
     print(f"rank {rank}: anchor {outer.digest} after {outer.rounds} rounds")
 

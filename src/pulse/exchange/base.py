@@ -81,6 +81,8 @@ class BaseExchange(ABC):
     """What every exchange does alike: it checks calls, numbers them, hands a rank its own message, and stops after a failure."""
 
     def __init__(self, rank: int, size: int, timeout: float) -> None:
+        if type(rank) is not int or type(size) is not int:
+            raise TypeError(f"rank={rank!r}, size={size!r}: whole numbers are wanted")
         if not 0 <= rank < size:
             raise ValueError(f"rank {rank} of {size}; ranks count from 0")
         if not timeout > 0:

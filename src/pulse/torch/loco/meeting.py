@@ -179,7 +179,11 @@ def verdict(words: Sequence[Word]) -> Verdict:
     bad = tuple(rank for rank, word in enumerate(words) if word.bad is not None)
     if bad:
         names = ", ".join(f"rank {rank}: {words[rank].bad}" for rank in bad)
-        raise RoundRefused(f"a pseudo-gradient is not finite, or beyond 2^64 ({names}): nothing was sent, nothing has changed", bad)
+        raise RoundRefused(
+            f"a pseudo-gradient is not finite, or beyond 2^64 ({names}): nothing was sent, nothing has changed; "
+            "rollback() there gives up the window, on_nonfinite='drop' does so by itself",
+            bad,
+        )
     if Stand.READY in stands or any(word.steps for word in words if word.stand is Stand.DONE):
         return Verdict.ROUND
     return Verdict.WAIT if Stand.GUEST in stands else Verdict.OVER

@@ -64,6 +64,8 @@ class OuterOptimizer:
         buffers: Iterable[tuple[str, Tensor]] = (),
         track_age: bool = True,
     ) -> None:
+        if exchange is not None and not hasattr(exchange, "all_gather"):
+            raise TypeError(f"an exchange is wanted, such as pulse.exchange.StoreExchange, not {type(exchange).__name__}")
         found = method_of(method, value_dtype)
         if type(inner_steps) is not int or inner_steps < 1:
             raise ValueError(f"inner_steps={inner_steps!r}: 1 or more are wanted")
@@ -101,7 +103,7 @@ class OuterOptimizer:
 
         Raises `RoundRefused` if a round cannot be, on all ranks, with nothing changed on any: call `rollback` on those that it names, or
         mend the cause, and go on; the next step, or `round`, tries again. Raises an `ExchangeError`, such as `RankMissing`, if the ranks
-        did not meet; then `round` tries again, as far as the exchange allows it, or with another one.
+        did not meet: set `exchange` to a new one, as a restarted process would, and call `round`; nothing else is lost.
         """
         if not self._met and (report := self.start()) is not None:
             return report
@@ -181,6 +183,8 @@ class OuterOptimizer:
         E is in units of parameters, so another number of ranks or of inner steps rescales nothing. Raises `WeightsMismatch` for the state
         of other parameters or another method, and what else `pulse.torch.loco.saved.load` says.
         """
+        if not isinstance(state, dict):
+            raise TypeError(f"what state_dict() returned is wanted, not {type(state).__name__}")
         self._rank.load(state)
         self._met = False
 

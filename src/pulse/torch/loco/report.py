@@ -57,5 +57,10 @@ class Report:
         mean = sum(self.payload_bytes) / len(self.payload_bytes)
         return (
             f"round {self.round}: {self.density:.2%} sent, {mean / 1e6:.3g} MB per rank ({self.reduction:.3g}x under dense), "
-            f"view changed {self.view_changed / self.elements:.2%}, anchor {self.digest[:8]}"
+            f"view changed {self.view_changed / self.elements:.2%}, anchor {self.digest[:8]}{self._events()}"
         )
+
+    def _events(self) -> str:
+        """What was out of the ordinary, ranks named."""
+        named = (("other anchors on rank", self.differing), ("taken over by rank", self.resynced), ("window dropped by rank", self.dropped))
+        return "".join(f"; {what} {', '.join(map(str, ranks))}" for what, ranks in named if ranks)

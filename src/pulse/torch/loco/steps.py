@@ -71,6 +71,8 @@ class TorchStep:
 
     def __init__(self, factory: Factory) -> None:
         self._factory = factory
+        tried = factory([torch.nn.Parameter(torch.zeros(1))])  # what it makes must be the same on all ranks
+        self._name, self._defaults = type(tried).__name__, str(sorted(tried.defaults.items(), key=lambda item: item[0]))
         self._optimizer: torch.optim.Optimizer | None = None
         self._waiting: dict[str, Any] | None = None
 
@@ -104,4 +106,4 @@ class TorchStep:
     @property
     def settings(self) -> dict[str, Any]:
         """See `OuterStep`."""
-        return {"outer": getattr(self._factory, "__name__", type(self._factory).__name__)}
+        return {"outer": self._name, "defaults": self._defaults}
