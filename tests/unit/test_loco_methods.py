@@ -331,6 +331,12 @@ def test_figures_of_a_run_that_is_always_the_same_stay_the_same():
 FIGURES = [(1600, 3537, 1735, 1, 1.0), (1920, 4258, 2216, 2, 1.953), (2117, 4618, 2408, 3, 2.849), (2206, 4837, 2574, 4, 3.685)]
 
 
+def test_a_report_of_a_rank_whose_shards_are_all_empty_is_one_as_well():
+    report = OuterOptimizer([("w", torch.nn.Parameter(torch.zeros(0)))]).round()
+    assert (report.elements, report.density) == (0, 0)
+    assert str(report).startswith("round 1: 0.00% sent")
+
+
 # --- the table of methods ---
 
 

@@ -41,7 +41,7 @@ class Report:
     @property
     def density(self) -> float:
         """The share of the entries that this rank sent."""
-        return self.sent / self.elements
+        return self.sent / max(self.elements, 1)  # a rank's shards may have none
 
     @property
     def dense_bytes(self) -> int:
@@ -57,7 +57,7 @@ class Report:
         mean = sum(self.payload_bytes) / len(self.payload_bytes)
         return (
             f"round {self.round}: {self.density:.2%} sent, {mean / 1e6:.3g} MB per rank ({self.reduction:.3g}x under dense), "
-            f"view changed {self.view_changed / self.elements:.2%}, anchor {self.digest[:8]}{self._events()}"
+            f"view changed {self.view_changed / max(self.elements, 1):.2%}, anchor {self.digest[:8]}{self._events()}"
         )
 
     def _events(self) -> str:
