@@ -184,7 +184,7 @@ def trained(ranks: int, windows: int = 2, act: Callable[[Trainer], Any] | None =
             trainer.train(3 * windows)
         return trainer
 
-    return in_threads(MemoryExchange.group(ranks, timeout=30), run)
+    return in_threads(MemoryExchange.group(ranks, timeout=60), run)
 
 
 def digests(trainers: Sequence[Trainer]) -> list[list[str]]:

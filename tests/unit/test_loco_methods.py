@@ -63,7 +63,7 @@ def test_all_ranks_have_the_same_anchor_after_every_round(options):
 def test_the_order_of_arrival_does_not_matter(ranks, share):
     runs = []
     for seed in range(2):
-        exchanges = [Late(exchange, seed) for exchange in MemoryExchange.group(ranks, timeout=30)]
+        exchanges = [Late(exchange, seed) for exchange in MemoryExchange.group(ranks, timeout=60)]
         runs.append(in_threads(exchanges, lambda exchange: finished(exchange, windows=4, share=share)))
         ends_alike(runs[-1])
         assert [report.round for report in runs[-1][0].reports] == [1, 2, 3, 4]
@@ -85,7 +85,7 @@ def test_ranges_and_everything_to_everyone_give_the_same_bits(options, ranks, we
             weight = {"weight": exchange.rank + 0.3} if weights else {}
             return finished(exchange, windows=2, share=share, **weight, **options)
 
-        return in_threads(MemoryExchange.group(ranks, timeout=30), act)
+        return in_threads(MemoryExchange.group(ranks, timeout=60), act)
 
     gathered, scattered = run("gather"), run("scatter")
     ends_alike(gathered)
@@ -105,7 +105,7 @@ def test_more_ranks_than_parameters_may_share_them_out():
             weight.sub_(0.1 * (exchange.rank + 1))
         return outer.step(), weight.detach()
 
-    found = in_threads(MemoryExchange.group(5, timeout=30), act)
+    found = in_threads(MemoryExchange.group(5, timeout=60), act)
     assert all(torch.allclose(weight, torch.full((3,), 1 - 1.33 * 0.3)) for _, weight in found)
     assert len({report.digest for report, _ in found}) == 1
 
@@ -122,7 +122,7 @@ def test_the_first_step_meets_the_others_and_gives_all_the_weights_of_rank_0():
         trainer.outer.start()
         return trainer
 
-    trainers = in_threads(MemoryExchange.group(3, timeout=30), act)
+    trainers = in_threads(MemoryExchange.group(3, timeout=60), act)
     wanted = Trainer(None, seed=0).model.state_dict()
     assert all(
         torch.equal(tensor, wanted[name])
@@ -136,7 +136,7 @@ def test_the_first_step_meets_the_others_and_gives_all_the_weights_of_rank_0():
         trainer.train(6)  # nobody has called start
         return trainer
 
-    trainers = in_threads(MemoryExchange.group(3, timeout=30), late)
+    trainers = in_threads(MemoryExchange.group(3, timeout=60), late)
     assert len({trainer.outer.digest for trainer in trainers}) == 1
 
 
@@ -181,7 +181,7 @@ def test_a_step_that_was_skipped_counts_so_a_rank_that_skips_stays_in_step():
                 trainer.train(1)
         return trainer
 
-    trainers = in_threads(MemoryExchange.group(3, timeout=30), act)
+    trainers = in_threads(MemoryExchange.group(3, timeout=60), act)
     ends_alike(trainers)
     assert [report.inner_steps for report in trainers[1].reports] == [3, 3, 3]
 
@@ -200,7 +200,7 @@ def test_a_rank_that_is_slow_is_waited_for():
             trainer.train(6)
         return trainer
 
-    trainers = in_threads(MemoryExchange.group(2, timeout=30), act)
+    trainers = in_threads(MemoryExchange.group(2, timeout=60), act)
     ends_alike(trainers)
     assert [report.inner_steps for report in trainers[0].reports] == [1, 3]
     assert [report.inner_steps for report in trainers[1].reports] == [3, 3]
@@ -208,7 +208,7 @@ def test_a_rank_that_is_slow_is_waited_for():
 
 @pytest.mark.parametrize("extra", [(0, 0, 0), (1, 0, 0), (2, 7, 0), (0, 12, 4)])
 def test_ranks_with_unequal_data_end_with_the_same_weights(extra):
-    trainers = in_threads(MemoryExchange.group(3, timeout=30), lambda exchange: finished(exchange, windows=2, more=extra[exchange.rank]))
+    trainers = in_threads(MemoryExchange.group(3, timeout=60), lambda exchange: finished(exchange, windows=2, more=extra[exchange.rank]))
     ends_alike(trainers)
     assert trainers[0].outer.rounds == 2 + -(-max(extra) // 3)
 
@@ -239,7 +239,7 @@ def test_reported_wire_bytes_are_those_of_an_exchange_that_counts(share):
             assert set(report.seconds) == {"encode", "meet", "exchange", "decode", "vote", "commit", "proof"}
         return trainer
 
-    trainers = in_threads(MemoryExchange.group(4, timeout=30), act)
+    trainers = in_threads(MemoryExchange.group(4, timeout=60), act)
     for reports in zip(*(trainer.reports for trainer in trainers), strict=True):
         assert len({report.payload_bytes for report in reports}) == 1
         assert sum(report.wire_sent for report in reports) == sum(report.wire_received for report in reports)
@@ -262,7 +262,7 @@ def test_wire_bytes_grow_with_ranks_for_everything_to_everyone_and_hardly_for_ra
                 weight[::10].sub_(torch.rand(4000, generator=torch.Generator().manual_seed(exchange.rank)) * 0.01 + 0.005)
             return outer.step()
 
-        return in_threads(MemoryExchange.group(ranks, timeout=30), act)
+        return in_threads(MemoryExchange.group(ranks, timeout=60), act)
 
     gathered, scattered = run("gather")[0], run("scatter")[0]
     payload = gathered.payload_bytes[0]

@@ -121,7 +121,7 @@ def test_other_parameters_on_one_rank_are_refused_on_every_rank(odd):
         rows = named(a=torch.ones(3, 4), b=torch.ones(5), c=torch.ones(2))
         OuterOptimizer(ODD_MODELS[odd](rows) if exchange.rank == 2 else rows, exchange=exchange).start()
 
-    each_is_refused(MemoryExchange.group(4, timeout=30), act, WeightsMismatch, "rank 2: other parameters .names, shapes, order, view. than")
+    each_is_refused(MemoryExchange.group(4, timeout=60), act, WeightsMismatch, "rank 2: other parameters .names, shapes, order, view. than")
 
 
 @pytest.mark.parametrize(
@@ -143,7 +143,7 @@ def test_other_settings_on_one_rank_are_refused_on_every_rank(options, says):
     def act(exchange):
         OuterOptimizer(named(w=torch.ones(3)), exchange=exchange, **(options if exchange.rank == 1 else {})).start()
 
-    each_is_refused(MemoryExchange.group(3, timeout=30), act, WeightsMismatch, f"rank 1: .*{says}")
+    each_is_refused(MemoryExchange.group(3, timeout=60), act, WeightsMismatch, f"rank 1: .*{says}")
 
 
 def test_buffers_are_compared_at_every_meeting_and_never_exchanged():
@@ -163,7 +163,7 @@ def test_buffers_are_compared_at_every_meeting_and_never_exchanged():
             trainer.model.scale.fill_(1)
         return trainer.outer.round()
 
-    first, second = in_threads(MemoryExchange.group(2, timeout=30), act)
+    first, second = in_threads(MemoryExchange.group(2, timeout=60), act)
     assert first.digest == second.digest
 
 
@@ -209,7 +209,7 @@ def test_a_weight_that_is_not_finite_on_one_rank_is_refused_on_all_and_nothing_c
         trainer.train(3)
         return trainer
 
-    trainers = in_threads(MemoryExchange.group(3, timeout=30), act)
+    trainers = in_threads(MemoryExchange.group(3, timeout=60), act)
     assert digests(trainers)[0] == digests(trainers)[1] == digests(trainers)[2]
     assert [trainer.outer.rounds for trainer in trainers] == [3, 3, 3]
     assert trainers[1].reports[1].inner_steps == 0
@@ -247,7 +247,7 @@ def test_a_refused_round_that_is_tried_again_is_what_a_clean_one_would_have_been
         trainer.train(3)
         return trainer
 
-    spoilt, clean = (in_threads(MemoryExchange.group(3, timeout=30), lambda exchange, s=s: act(exchange, s)) for s in (True, False))
+    spoilt, clean = (in_threads(MemoryExchange.group(3, timeout=60), lambda exchange, s=s: act(exchange, s)) for s in (True, False))
     for one, other in zip(spoilt, clean, strict=True):
         assert_same(one.bits(), other.bits())
 
@@ -271,7 +271,7 @@ def test_a_window_that_is_not_finite_may_be_dropped_and_the_others_go_on(method)
         trainer.train(3)
         return trainer
 
-    trainers = in_threads(MemoryExchange.group(3, timeout=30), act)
+    trainers = in_threads(MemoryExchange.group(3, timeout=60), act)
     assert digests(trainers)[0] == digests(trainers)[1] == digests(trainers)[2]
     for trainer in trainers:
         assert [report.dropped for report in trainer.reports] == [(), (1,), ()]
@@ -311,7 +311,7 @@ def test_bytes_that_one_rank_cannot_read_are_refused_on_all_and_the_next_try_is_
         trainer.train(3)
         return trainer
 
-    spoilt, clean = (in_threads(MemoryExchange.group(3, timeout=30), lambda exchange, s=s: act(exchange, s)) for s in (True, False))
+    spoilt, clean = (in_threads(MemoryExchange.group(3, timeout=60), lambda exchange, s=s: act(exchange, s)) for s in (True, False))
     for one, other in zip(spoilt, clean, strict=True):
         assert_same(one.bits(), other.bits())
         assert [report.digest for report in one.reports] == [report.digest for report in other.reports]
@@ -329,7 +329,7 @@ def test_payloads_of_an_earlier_round_are_refused_though_they_could_be_read(shar
         trainer.note(trainer.outer.round())
         return trainer
 
-    trainers = in_threads(MemoryExchange.group(3, timeout=30), act)
+    trainers = in_threads(MemoryExchange.group(3, timeout=60), act)
     wanted = trained(3, 2, share=share, method=method)
     assert digests(trainers) == digests(wanted)
 
