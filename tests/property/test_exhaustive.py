@@ -62,7 +62,7 @@ def test_every_base_goes_to_every_target_through_the_entropy_coder_with_as_many_
     (lane,) = lanes_of([Part("w", spec)])
     exponents = exponents_of(dtype)
     classes = Classes(tuple(range(1, exponents, max(1, exponents // 15)))[:15], (1,) * min(16, exponents))
-    classes.check(dtype)
+    classes.check(exponents_of(dtype))
     positions = np.flatnonzero(old != new).astype(np.uint64)
     steps = steps_between(old[positions], new[positions], dtype)
     block = lane, (0, old.size)
