@@ -50,8 +50,8 @@ def _real(options: argparse.Namespace) -> Iterator[Step]:
 
 def _part(options: argparse.Namespace) -> str:
     """What the table holds, if that is not everything, for its name."""
-    kept = [name for name in ("sizes", "speeds", "loco") if not getattr(options, f"no_{name}")]
-    return "" if len(kept) == 3 else "".join(f"-{name}" for name in kept)
+    parts = {"sizes": not options.no_sizes, "speeds": not options.no_speeds, "round": not options.no_loco}
+    return "" if all(parts.values()) else "".join(f"-{name}" for name, kept in parts.items() if kept)
 
 
 def _options(arguments: list[str]) -> argparse.Namespace:
